@@ -1,0 +1,43 @@
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help setup repro show test lint format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.ready ## make .venv and install what the project needs
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+repro: setup ## run the pipeline on params.yaml and show its metrics
+	dvc repro
+	python -m stages.show
+
+show: setup ## show the metrics of the last run
+	python -m stages.show
+
+test: setup ## run the tests
+	python -m pytest
+
+lint: setup ## check style and types
+	ruff check .
+	ruff format --check .
+	mypy
+
+format: setup ## rewrite to the project's style
+	ruff check --fix .
+	ruff format .
+
+bench: setup ## measure preparing, start-up and scoring on this machine
+	python -m bench
+
+clean: ## remove .venv and what the pipeline made; git's and DVC's own stay
+	rm -rf $(VENV) data build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

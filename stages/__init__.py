@@ -1,0 +1,1 @@
+"""Parity: the same training job on every GPU platform, with evidence and a price."""

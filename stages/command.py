@@ -1,0 +1,61 @@
+"""What every `python -m stages.<name>` shares: its arguments, and one clear line for a mistake.
+
+Expected errors print `error: ...` on stderr and exit with 1, or 2 where the command line itself is wrong.
+`PARITY_TRACEBACK=1` shows the traceback instead.
+"""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import Literal, NoReturn, get_args
+
+Task = Literal["sft", "pretrain"]
+TASKS: tuple[Task, ...] = get_args(Task)
+
+
+class ParityError(Exception):
+    """Something the user can mend: the message says what was found, where, and what to do."""
+
+
+def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_task(arguments: argparse.ArgumentParser) -> None:
+    arguments.add_argument("task", choices=TASKS, help="which task to work on")
+
+
+def explain(error: BaseException) -> str | None:
+    """The line a user sees for an expected error; None for a bug, which deserves its traceback."""
+    if isinstance(error, ParityError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, OSError) and error.strerror:
+        hint = {
+            errno.ENOSPC: "; free some space and run it again",
+            errno.EDQUOT: "; free some space and run it again",
+            errno.EACCES: "; allow it or choose another folder",
+            errno.EPERM: "; allow it or choose another folder",
+            errno.EROFS: "; choose a folder that can be written",
+        }.get(error.errno or 0, "")
+        return f"{error.filename or 'writing output'}: {error.strerror}{hint}"
+    return None
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Run `main` and exit with its status; what `explain` knows becomes one line on stderr."""
+    try:
+        status = main() or 0
+        sys.stdout.flush()
+    except BaseException as error:
+        line = None if os.environ.get("PARITY_TRACEBACK") else explain(error)
+        if line is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+    sys.exit(status)

@@ -1,0 +1,1 @@
+"""From metrics to an answer: gates, and the tables that show them."""

@@ -1,0 +1,50 @@
+"""The hub, at pinned revisions only. A token, where one is needed, comes from the environment (HF_TOKEN)."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stages.command import ParityError
+from stages.evidence.digests import sha256_file
+
+MODEL_FILES = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
+
+
+def check_pins(pins: Mapping[str, str], folder: Path) -> None:
+    """Raise ParityError where a model's file in `folder` differs from its pinned digest."""
+    for name, expected in pins.items():
+        if not (folder / name).is_file():
+            raise ParityError(f"{folder / name}: not found, but its digest is pinned")
+        if (found := sha256_file(folder / name)) != expected:
+            raise ParityError(f"{folder / name}: sha256 {found}, pinned is {expected}")
+
+
+def fetch_dataset(repo: str, revision: str, folder: Path, patterns: list[str]) -> None:
+    """Put a dataset's files that match `patterns` into `folder`."""
+    snapshot(repo, revision, "dataset", local_dir=folder, allow_patterns=patterns)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+
+
+def fetch_model(repo: str, revision: str) -> Path:
+    """The folder of a hub model's files in the hub's own cache, fetched where it is not there yet."""
+    return snapshot(repo, revision, "model", allow_patterns=MODEL_FILES)
+
+
+def snapshot(repo: str, revision: str, kind: str, **options: Any) -> Path:
+    """`snapshot_download` at a revision; raises ParityError, with what to do, where the hub does not answer."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    token = os.environ.get("HF_TOKEN") or False
+    try:
+        return Path(snapshot_download(repo, repo_type=kind, revision=revision, token=token, **options))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ParityError(
+            f"the hub did not give the {kind} {repo} at revision {revision}: {reason}. "
+            f"Set PARITY_MIRROR, or mirror in params.yaml, to a folder that holds {repo}/"
+        ) from None

@@ -1,0 +1,110 @@
+"""What `baseline`, `train` and `evaluate` share: run a job on the chosen platform and place what comes back."""
+
+import contextlib
+import shutil
+import subprocess
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from stages import layout, platforms
+from stages.command import Task
+from stages.evidence.digests import read_json, sha256_json, write_json
+from stages.jobs import Job, build
+from stages.platforms import Delivery
+from stages.platforms.common.process import rehearsal
+from stages.protocol import Protocol, read_params, read_protocol
+
+
+def base_model(protocol: Protocol) -> Path | None:
+    """The generated base model's folder; None for one that the worker takes from the hub or a mirror."""
+    return layout.RAW / protocol.model.id if protocol.model.source == "generated" else None
+
+
+def git(*arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def move(source: Path, target: Path) -> None:
+    """Put `source` in the place of `target`, which is whole at any moment or not there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    for stale in (partial, target):
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale)
+        else:
+            stale.unlink(missing_ok=True)
+    shutil.move(source, partial)
+    partial.replace(target)
+
+
+def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, result: dict[str, Any]) -> dict[str, Any]:
+    """The record of one run: what was asked, by which code, where it ran, what came back, what it cost."""
+    manifest = read_json(delivery.out / "manifest.json")
+    status = git("status", "--porcelain", "--", "stages", "protocols")
+    return {
+        "version": 1,
+        "stage": stage,
+        "protocol": {"name": protocol.name, "sha256": sha256_json(protocol.model_dump(mode="json", by_alias=True))},
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+        "job": {"id": job.id, **job.model_dump(mode="json", by_alias=True)},
+        "device": result["device"],
+        "environment": result["environment"],
+        "training_tokens_sha256": result.get("training_tokens_sha256"),
+        "model_weights_sha256": result.get("model_weights_sha256"),
+        "output": manifest["files"],
+        "timings": {
+            "submitted_utc": delivery.submitted_utc,
+            "worker_started_utc": result["started_utc"],
+            "worker_finished_utc": result["finished_utc"],
+            "verified_utc": delivery.verified_utc,
+            "worker_seconds": result["worker_seconds"],
+            "delivery_seconds": delivery.seconds,
+            "delivery_clock": "submission to verified output, by the submitting machine's wall clock",
+        },
+        "receipt": delivery.receipt.model_dump(),
+    }
+
+
+def metrics(result: dict[str, Any], delivery: Delivery) -> dict[str, Any]:
+    """The stage's metrics file; a charge stands there only where the platform made a final one."""
+    found: dict[str, Any] = result["metrics"] | {"delivery_seconds": delivery.seconds}
+    if delivery.receipt.charge_usd is not None and delivery.receipt.final:
+        found["charge_usd"] = float(delivery.receipt.charge_usd)
+    return found
+
+
+def deliver(task: Task, stage: str, *, model: Path | None, training: bool, outputs: dict[str, Path]) -> None:
+    """Train on a task's train rows, or score its test rows, with `model` (None: the hub's).
+
+    `outputs` says which files or folders of the job's output go where; metrics and evidence go where `layout` says.
+    """
+    params, sections = read_params()
+    protocol = read_protocol(params.protocol)
+    settings = platforms.read_settings(params.platform, sections, Path("params.yaml"))
+    inputs = [layout.INPUTS / layout.input_names(task)[0 if training else 1]]
+    seed = params.seed if training else None
+    # A baseline is scored once; training and what follows it have as many attempts as the user wants.
+    repeat = 1 if stage == "baseline" else params.repeat
+    job = build(protocol, task, inputs=inputs, model=model, seed=seed, repeat=repeat)
+    print(f"{stage} {task}: job {job.id:.12} on {params.platform}", flush=True)
+    context = platforms.Context(params.mirror_path, Decimal(params.campaign.cap_usd))
+    state = platforms.state_folder()
+    rehearsed = params.rehearse and params.platform != "local"
+    with contextlib.ExitStack() as stack:
+        if rehearsed:
+            state = state / "rehearsal"
+            stack.enter_context(rehearsal(params.platform, state / f"{params.platform}-emulator"))
+        run = platforms.run(params.platform, settings, context, job, inputs, model, state)
+        delivery = stack.enter_context(run)
+        result = read_json(delivery.out / "result.json")
+        record = evidence(protocol, stage, job, delivery, result) | {"rehearsal": rehearsed}
+        for name, target in outputs.items():
+            move(delivery.out / name, target)
+        write_json(layout.metrics(task, stage), metrics(result, delivery))
+        write_json(layout.evidence(task, stage), record)

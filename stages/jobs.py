@@ -1,0 +1,248 @@
+"""The job contract, which is all that a platform and the worker share: a folder in, a folder out.
+
+In:  `job.json`, `inputs/*.jsonl`, and `model/` unless the worker is to fetch the model from the hub.
+Out: `result.json`, `predictions.jsonl` or `log_history.csv` and `model/`, and last `manifest.json`, which names every
+     file with its size and SHA-256. No manifest, no result.
+
+`job.json` is canonical JSON without anything of a platform or a machine; its SHA-256 is the job id. It includes a
+digest of the worker's code, so the same id means the same work wherever it is done.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stages.command import ParityError, Task
+from stages.evidence.digests import canonical, read_json, sha256_file, sha256_json, sha256_tree, whole
+from stages.protocol import (
+    Architecture,
+    Execution,
+    Frozen,
+    LabelScorer,
+    Model,
+    Name,
+    Protocol,
+    Recipe,
+    RepoId,
+    Resources,
+    Sha256,
+    Stack,
+    WindowScorer,
+    validate,
+)
+
+# What a platform ships, and what the job id covers.
+WORKER_CODE = (
+    "stages/__init__.py",
+    "stages/command.py",
+    "stages/protocol.py",
+    "stages/jobs.py",
+    "stages/worker.py",
+    "stages/corpora/__init__.py",
+    "stages/corpora/hub.py",
+    "stages/evidence/__init__.py",
+    "stages/evidence/digests.py",
+    "stages/evidence/environment.py",
+    "stages/training",
+    "stages/scoring",
+)
+# What scoring reads of an export. `training_args.bin` is a pickle: hashed and kept, never opened.
+MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt")
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class JobModel(Frozen):
+    """A model in the job folder, every file pinned; or one of the hub, at a revision and with the protocol's pins."""
+
+    source: Literal["folder", "hub"]
+    id: RepoId
+    revision: Name
+    sha256: dict[Name, Sha256]
+    architecture: Architecture
+
+
+class Training(Frozen):
+    recipe: Recipe
+    seed: int
+
+
+class Scoring(Frozen):
+    scorer: LabelScorer | WindowScorer
+    labels: tuple[str, ...] = Field(strict=False)
+
+
+class Job(Frozen):
+    version: Literal[1]
+    kind: Literal["train", "score"]
+    task: Task
+    code: Sha256
+    stack: Stack
+    resources: Resources
+    execution: Execution
+    model: JobModel
+    inputs: dict[Name, Sha256]
+    repeat: Annotated[int, Field(ge=1)]
+    training: Training | None = None
+    scoring: Scoring | None = None
+
+    def canonical(self) -> bytes:
+        return canonical(self.model_dump(mode="json", by_alias=True))
+
+    @property
+    def id(self) -> str:
+        return sha256_json(self.model_dump(mode="json", by_alias=True))
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """The files of a model folder that a worker may read."""
+    if not folder.is_dir():
+        raise ParityError(f"{folder}: no such folder; run the stage that makes it first")
+    return {path.name: path for path in sorted(folder.iterdir()) if path.suffix in MODEL_SUFFIXES and path.is_file()}
+
+
+def job_model(model: Model, folder: Path | None) -> JobModel:
+    """The protocol's model as a job names it: by the files of `folder`, or to be fetched where that is None."""
+    digests = model.sha256
+    if folder is not None:
+        digests = {name: sha256_file(path) for name, path in model_files(folder).items()}
+        if "model.safetensors" not in digests:
+            raise ParityError(f"{folder}: no model.safetensors; weights load from safetensors only")
+    return JobModel(
+        source="hub" if folder is None else "folder",
+        id=model.id,
+        revision=model.revision,
+        sha256=digests,
+        architecture=model.architecture,
+    )
+
+
+def build(
+    protocol: Protocol,
+    task: Task,
+    *,
+    inputs: Iterable[Path],
+    model: Path | None,
+    seed: int | None = None,
+    repeat: int = 1,
+) -> Job:
+    """A training job where `seed` is given, a scoring job where it is not. Raises ParityError for a missing input."""
+    names = {}
+    for path in inputs:
+        if not path.is_file():
+            raise ParityError(f"{path}: not found; run `dvc repro prepare` first")
+        names[path.name] = sha256_file(path)
+    training = scoring = None
+    if seed is not None:
+        training = Training(recipe=getattr(protocol.train, task), seed=seed)
+    else:
+        labels = protocol.select.sft.classes if task == "sft" else ()
+        scoring = Scoring(scorer=getattr(protocol.score, task), labels=labels)
+    return Job(
+        version=1,
+        kind="train" if training else "score",
+        task=task,
+        code=sha256_tree(PROJECT, WORKER_CODE),
+        stack=protocol.stack,
+        resources=protocol.resources,
+        execution=protocol.execution,
+        model=job_model(protocol.model, model),
+        inputs=names,
+        repeat=repeat,
+        training=training,
+        scoring=scoring,
+    )
+
+
+def write_job(job: Job, folder: Path, inputs: Iterable[Path], model: Path | None) -> None:
+    """Lay a job folder; the model's files are linked, not copied."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "inputs").mkdir(parents=True)
+    for path in inputs:
+        shutil.copyfile(path, folder / "inputs" / path.name)
+    if model is not None:
+        (folder / "model").mkdir()
+        for name, path in model_files(model).items():
+            (folder / "model" / name).symlink_to(path.resolve())
+    with whole(folder / "job.json") as stream:
+        stream.write(job.canonical())
+
+
+def read_job(folder: Path) -> Job:
+    """The job in `folder`, its inputs and model held against their digests."""
+    job = validate(Job, read_json(folder / "job.json"), folder / "job.json")
+    pinned = {folder / "inputs" / name: digest for name, digest in job.inputs.items()}
+    if job.model.source == "folder":
+        pinned |= {folder / "model" / name: digest for name, digest in job.model.sha256.items()}
+    for path, digest in pinned.items():
+        if not path.is_file():
+            raise ParityError(f"{path}: not found, but job.json names it")
+        if (found := sha256_file(path)) != digest:
+            raise ParityError(f"{path}: sha256 {found}, job.json says {digest}")
+    return job
+
+
+class Entry(Frozen):
+    bytes: int = Field(ge=0)
+    sha256: Sha256
+
+
+class Manifest(Frozen):
+    version: Literal[1]
+    job: Sha256
+    files: dict[str, Entry]
+
+
+MANIFEST = "manifest.json"
+
+
+def safe(path: str) -> bool:
+    """Whether a manifest's path stays in its folder whatever the system: relative, plain, in its shortest form."""
+    pure = PurePosixPath(path)
+    plain = bool(path) and path.isprintable() and not set(path) & set('\\:*?"<>|')
+    return plain and not pure.is_absolute() and ".." not in pure.parts and str(pure) == path and path != MANIFEST
+
+
+def write_manifest(folder: Path, job_id: str) -> None:
+    """Seal an output folder: every file below it, named with size and digest. Written last."""
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    with whole(folder / MANIFEST) as stream:
+        stream.write(canonical({"version": 1, "job": job_id, "files": files}))
+
+
+def read_manifest(folder: Path, job_id: str) -> Manifest:
+    """The manifest in `folder`; raises ParityError for one of another job or with a path that leaves the folder."""
+    path = folder / MANIFEST
+    manifest = validate(Manifest, read_json(path), path)
+    if manifest.job != job_id:
+        raise ParityError(f"{path}: output of job {manifest.job:.12}, expected {job_id:.12}")
+    if bad := [name for name in manifest.files if not safe(name)]:
+        raise ParityError(f"{path}: {bad[0]!r:.80} is no plain path inside the output folder")
+    if len({name.casefold() for name in manifest.files}) != len(manifest.files):
+        raise ParityError(f"{path}: two paths differ only in case")
+    return manifest
+
+
+def verify(folder: Path, job_id: str) -> Manifest:
+    """Hold every file of an output folder against its manifest: none missing, none more, sizes and digests equal."""
+    manifest = read_manifest(folder, job_id)
+    if links := [path for path in folder.rglob("*") if path.is_symlink()]:
+        raise ParityError(f"{links[0]}: a link in an output folder")
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
+    if odd := sorted(present ^ manifest.files.keys()):
+        problem = "not in the manifest" if odd[0] in present else "in the manifest but missing"
+        raise ParityError(f"{folder / odd[0]}: {problem}")
+    for name, entry in manifest.files.items():
+        if (size := os.path.getsize(folder / name)) != entry.bytes:
+            raise ParityError(f"{folder / name}: {size} bytes, the manifest says {entry.bytes}")
+        if (found := sha256_file(folder / name)) != entry.sha256:
+            raise ParityError(f"{folder / name}: sha256 {found}, the manifest says {entry.sha256}")
+    return manifest

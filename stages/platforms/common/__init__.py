@@ -1,0 +1,1 @@
+"""What several platforms share and none owns."""

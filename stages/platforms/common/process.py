@@ -1,0 +1,57 @@
+"""Child processes that do not outlive this one, and the emulator among them."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from stages.command import ParityError
+from stages.jobs import PROJECT
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: the kernel kills the child when the thread that started it is gone, SIGKILL included."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stop(child: "subprocess.Popen[str]", grace: float = 10) -> None:
+    """Ask a child to end, and end it where it does not."""
+    child.terminate()
+    try:
+        child.wait(timeout=grace)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+@contextlib.contextmanager
+def rehearsal(name: str, folder: Path) -> Iterator[None]:
+    """Run the block against the platform's emulator, whose state lies in `folder`; no real account is ever reached.
+
+    The emulator (`python -m emulators.<name> --folder DIR`) prints one line of JSON when it is ready: the environment
+    that points the platform's SDK at it, null for a variable to unset. It is set over whatever the user has.
+    """
+    command = [sys.executable, "-m", f"emulators.{name}", "--folder", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
+    before = dict(os.environ)
+    try:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if not line:
+            raise ParityError(f"the {name} emulator did not start (exit code {child.wait()})")
+        for key, value in json.loads(line)["environment"].items():
+            os.environ.pop(key, None)
+            os.environ |= {key: value} if value is not None else {}
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        stop(child)

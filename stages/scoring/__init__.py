@@ -1,0 +1,1 @@
+"""Scoring: generated labels and window NLL, both in FP32 and both keeping every prediction."""

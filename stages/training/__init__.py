@@ -1,0 +1,1 @@
+"""Training: what a run will cost in tokens and FLOPs, and the run."""
