@@ -200,11 +200,17 @@ class Manifest(Frozen):
 MANIFEST = "manifest.json"
 
 
+# Names that Windows takes for devices, whatever their suffix.
+DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+
+
 def safe(path: str) -> bool:
-    """Whether a manifest's path stays in its folder whatever the system: relative, plain, in its shortest form."""
+    """Whether a manifest's path stays in its folder on any system: relative, plain, in its shortest form."""
     pure = PurePosixPath(path)
-    plain = bool(path) and path.isprintable() and not set(path) & set('\\:*?"<>|')
-    return plain and not pure.is_absolute() and ".." not in pure.parts and str(pure) == path and path != MANIFEST
+    if not path or not path.isprintable() or set(path) & set('\\:*?"<>|') or str(pure) != path or path == MANIFEST:
+        return False
+    parts = [part for part in pure.parts if part.rstrip(" .") == part and part.split(".")[0].casefold() not in DEVICES]
+    return not pure.is_absolute() and bool(parts) and len(parts) == len(pure.parts)
 
 
 def write_manifest(folder: Path, job_id: str) -> None:

@@ -34,13 +34,15 @@ def fetch_model(repo: str, revision: str) -> Path:
 
 def snapshot(repo: str, revision: str, kind: str, **options: Any) -> Path:
     """`snapshot_download` at a revision; raises ParityError, with what to do, where the hub does not answer."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     token = os.environ.get("HF_TOKEN") or False
     try:
         return Path(snapshot_download(repo, repo_type=kind, revision=revision, token=token, **options))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HTTPError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         if isinstance(error, OSError) and error.filename:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
