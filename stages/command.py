@@ -15,6 +15,10 @@ Task = Literal["sft", "pretrain"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
 
+# tokenizers and safetensors (Rust), and torch's zip writer, do not raise OSError.
+LIBRARIES_ON_A_FULL_DISK = ("os error 28", "PytorchStreamWriter failed writing", "iostream error")
+
+
 class ParityError(Exception):
     """Something the user can mend: the message says what was found, where, and what to do."""
 
@@ -44,6 +48,8 @@ def explain(error: BaseException) -> str | None:
             errno.EROFS: "; choose a folder that can be written",
         }.get(error.errno or 0, "")
         return f"{error.filename or 'writing output'}: {error.strerror}{hint}"
+    if isinstance(error, Exception) and any(words in str(error) for words in LIBRARIES_ON_A_FULL_DISK):
+        return "writing output: No space left on device; free some space and run it again"
     return None
 
 

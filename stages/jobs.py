@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stages.command import ParityError, Task
-from stages.evidence.digests import canonical, read_json, sha256_file, sha256_json, sha256_tree, whole
+from stages.evidence.digests import canonical, read_json, read_rows, sha256_file, sha256_json, sha256_tree, whole
 from stages.protocol import (
     Architecture,
     Execution,
@@ -52,6 +52,9 @@ WORKER_CODE = (
 )
 # What scoring reads of an export. `training_args.bin` is a pickle: hashed and kept, never opened.
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".txt")
+
+# The keys of an input's rows, and their types.
+ROW_KEYS: dict[Task, dict[str, type]] = {"sft": {"prompt": str, "completion": str}, "pretrain": {"text": str}}
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -121,6 +124,13 @@ def job_model(model: Model, folder: Path | None) -> JobModel:
     )
 
 
+def checked_rows(path: Path, task: Task) -> str:
+    """SHA-256 of an input whose every row has been read; the worker would refuse a bad one, later and elsewhere."""
+    for _ in read_rows(path, ROW_KEYS[task]):
+        pass
+    return sha256_file(path)
+
+
 def build(
     protocol: Protocol,
     task: Task,
@@ -133,9 +143,7 @@ def build(
     """A training job where `seed` is given, a scoring job where it is not. Raises ParityError for a missing input."""
     names = {}
     for path in inputs:
-        if not path.is_file():
-            raise ParityError(f"{path}: not found; run `dvc repro prepare` first")
-        names[path.name] = sha256_file(path)
+        names[path.name] = checked_rows(path, task)
     training = scoring = None
     if seed is not None:
         training = Training(recipe=getattr(protocol.train, task), seed=seed)

@@ -15,9 +15,10 @@ from rich.table import Table
 from stages import command, layout
 from stages.command import ParityError, Task
 from stages.corpora.sources import tokenizer_folder
-from stages.evidence.digests import sha256_file
+from stages.evidence.digests import read_rows, sha256_file
+from stages.jobs import ROW_KEYS
 from stages.protocol import Protocol, read_params, read_protocol
-from stages.training.rows import tokenize, training_rows, training_tokens_sha256
+from stages.training.rows import tokenize, training_tokens_sha256
 
 
 def plan_task(protocol: Protocol, task: Task, inputs: Path, tokenizer: Path, seed: int, steps: int) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def plan_task(protocol: Protocol, task: Task, inputs: Path, tokenizer: Path, see
     if path.is_file() and sha256_file(path) != pin:
         raise ParityError(f"{path}: not what the protocol {protocol.name} pins; run `dvc repro prepare` under it first")
     recipe = getattr(protocol.train, task)
-    tokens = tokenize(training_rows(path, task), tokenizer, recipe.max_length, path)
+    tokens = tokenize(list(read_rows(path, ROW_KEYS[task])), tokenizer, recipe.max_length, path)
     planned = plan([len(ids) for ids in tokens], recipe, seed)
     total = planned[min(steps or len(planned), len(planned)) - 1]
     return {
@@ -47,7 +48,7 @@ def plan_scoring(protocol: Protocol, inputs: Path, tokenizer: Path) -> dict[str,
     from stages.scoring.windows import windows
     from stages.training.rows import load_tokenizer
 
-    rows = training_rows(inputs / layout.input_names("pretrain")[1], "pretrain")
+    rows = read_rows(inputs / layout.input_names("pretrain")[1], ROW_KEYS["pretrain"])
     encode, _ = load_tokenizer(tokenizer)
     lengths = [len(e.ids) for e in encode.encode_batch([row["text"] for row in rows], add_special_tokens=False)]
     found = [window for i, length in enumerate(lengths) for window in windows(i, length, protocol.score.pretrain)]

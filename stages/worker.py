@@ -8,7 +8,6 @@ OUT defaults to NODUS_OUTPUT_DIR, DIR (where checkpoints are kept between attemp
 import os
 import shutil
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from stages import command
 from stages.command import ParityError
 from stages.evidence.digests import canonical, read_json, read_rows, sha256_file, whole, write_json
-from stages.jobs import Job, read_job, write_manifest
+from stages.jobs import ROW_KEYS, Job, read_job, write_manifest
 from stages.protocol import LabelScorer
 
 # Said before any library is imported: no hub behind our back, no forked tokenizer threads.
@@ -24,8 +23,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-LIBRARY_DISK_ERRORS = ("No space left on device", "file write failed", "unexpected pos")
 
 
 def pick_device(wanted: str) -> str:
@@ -78,13 +75,13 @@ def load_model(job: Job, folder: Path, dtype: str, device: str) -> tuple[Any, An
 
 
 def run_training(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[str, Any]:
-    from stages.training.rows import tokenize, training_rows, training_tokens_sha256
+    from stages.training.rows import tokenize, training_tokens_sha256
 
     assert job.training is not None
     (name,) = job.inputs
-    path, base = folder / "inputs" / name, model_folder(job, folder)
-    rows = training_rows(path, job.task)
-    tokens = tokenize(rows, base, job.training.recipe.max_length, path)
+    base = model_folder(job, folder)
+    rows = list(read_rows(folder / "inputs" / name, ROW_KEYS[job.task]))
+    tokens = tokenize(rows, base, job.training.recipe.max_length, Path("inputs") / name)
     from stages.training.trainer import train
 
     model, tokenizer = load_model(job, base, job.execution.training_dtype, device)
@@ -99,8 +96,6 @@ def run_training(job: Job, folder: Path, out: Path, state: Path, device: str) ->
 
 
 def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any]:
-    from stages.training.rows import ROW_KEYS
-
     assert job.scoring is not None
     (name,) = job.inputs
     rows = list(read_rows(folder / "inputs" / name, ROW_KEYS[job.task]))
@@ -145,17 +140,6 @@ def work(folder: Path, out: Path, state: Path, wanted: str) -> None:
     write_manifest(out, job.id)
 
 
-def explained(work: Callable[[], None]) -> None:
-    """Run `work`; a full disk that a library reports in its own words becomes the system's."""
-    try:
-        work()
-    except (RuntimeError, OSError) as error:
-        text = str(error)
-        if any(words in text for words in LIBRARY_DISK_ERRORS) and not isinstance(error, OSError):
-            raise ParityError(f"writing output: no space left on device ({text.splitlines()[0]})") from None
-        raise
-
-
 def main() -> None:
     arguments = command.parser("stages.worker", __doc__)
     arguments.add_argument("job", type=Path, metavar="JOB")
@@ -170,7 +154,7 @@ def main() -> None:
     state.mkdir(parents=True, exist_ok=True)
     # Relative from here, so that no path of this machine gets into what the trainer exports.
     os.chdir(state)
-    explained(lambda: work(folder, out, Path("checkpoints"), given.device))
+    work(folder, out, Path("checkpoints"), given.device)
 
 
 if __name__ == "__main__":

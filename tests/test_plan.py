@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from stages.command import ParityError
+from stages.evidence.digests import read_rows
+from stages.jobs import ROW_KEYS
 from stages.prepare import prepare
 from stages.protocol import Protocol
 from stages.training.plan import plan
-from stages.training.rows import tokenize, training_rows
+from stages.training.rows import tokenize
 from tests.conftest import ROOT, stage
 
 
@@ -45,7 +47,7 @@ def test_the_trainer_reports_what_was_planned(
 
     recipe = getattr(pilot_protocol.train, task).model_copy(update={"max_steps": 2, "logging_steps": 1, "bf16": False})
     path = pilot_inputs / f"{task}-train.jsonl"
-    rows = training_rows(path, task)
+    rows = list(read_rows(path, ROW_KEYS[task]))
     lengths = [len(ids) for ids in tokenize(rows, qwen_model, recipe.max_length, path)]
     model = AutoModelForCausalLM.from_pretrained(qwen_model)
     trainer = Trainer(

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.command import ParityError, Task
-from stages.evidence.digests import read_json, read_rows
+from stages.command import ParityError
+from stages.evidence.digests import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-ROW_KEYS: dict[Task, dict[str, type]] = {"sft": {"prompt": str, "completion": str}, "pretrain": {"text": str}}
 
 
 def load_tokenizer(folder: Path) -> "tuple[Tokenizer, str]":
@@ -26,10 +24,6 @@ def load_tokenizer(folder: Path) -> "tuple[Tokenizer, str]":
         raise ParityError(f"{folder / 'tokenizer.json'}: not found")
     eos = read_json(folder / "tokenizer_config.json").get("eos_token")
     return Tokenizer.from_file(str(folder / "tokenizer.json")), eos["content"] if isinstance(eos, dict) else eos
-
-
-def training_rows(path: Path, task: Task) -> list[dict[str, Any]]:
-    return list(read_rows(path, ROW_KEYS[task]))
 
 
 def row_text(row: dict[str, Any]) -> str:
