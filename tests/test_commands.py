@@ -108,7 +108,7 @@ def test_a_missing_input_says_which_stage_makes_it(prepared: Path, tmp_path: Pat
 
 
 def test_evaluating_without_a_model_says_so(prepared: Path) -> None:
-    complains(stage("evaluate", "sft", cwd=prepared), 1, "data/models/sft: no such folder")
+    complains(stage("evaluate", "sft", cwd=prepared), 1, "data/models/sft/model.safetensors: not found; run `dvc repro train@sft`")
 
 
 def test_running_outside_the_project_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TextIO
 
 import platformdirs
 from pydantic import Field
@@ -136,18 +136,32 @@ def state_folder() -> Path:
     return Path(os.environ.get("PARITY_STATE") or platformdirs.user_state_path("parity"))
 
 
+def lock(path: Path) -> TextIO:
+    """Hold the lock file `path`, waiting where another process has it, and say so."""
+    while True:
+        stream = path.open("w")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting: another process runs job {path.stem:.12}", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        # The holder before us removes the file; a lock on a removed file excludes nobody.
+        if path.is_file() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+            return stream
+        stream.close()
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a job's folder; a second process that wants the same job says so and waits."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+    """Hold a job's folder for this process alone."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f"{folder.name}.lock")
+    with lock(path):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting: another process runs job {folder.name:.12}", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
+            folder.mkdir(exist_ok=True)
+            yield
+        finally:
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -204,7 +218,11 @@ def run(
             raise
         out = folder / "out"
         platform.fetch(handle, folder, out)
-        verify(out, job.id)
+        try:
+            verify(out, job.id)
+        except ParityError:
+            shutil.rmtree(out, ignore_errors=True)  # so that the next run fetches or makes it anew
+            raise
         verified = now()
         seconds = (datetime.fromisoformat(verified) - datetime.fromisoformat(handle.submitted_utc)).total_seconds()
         yield Delivery(out, platform.receipt(handle, folder), seconds, handle.submitted_utc, verified)

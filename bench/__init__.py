@@ -1,0 +1,1 @@
+"""What the project's speed claims are measured with; benchmarks are never tests."""
