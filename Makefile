@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup repro show test lint format bench clean
+.PHONY: help setup repro show test test-slow lint format bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,12 +20,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 repro: setup ## run the pipeline on params.yaml and show its metrics
 	dvc repro
 	python -m stages.show
+	@echo "the report is in metrics/report.html"
 
 show: setup ## show the metrics of the last run
 	python -m stages.show
 
 test: setup ## run the tests
-	python -m pytest
+	python -m pytest -m "not slow"
+
+test-slow: setup ## run the tests that take minutes each
+	python -m pytest -m slow
 
 lint: setup ## check style and types
 	ruff check .

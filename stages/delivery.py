@@ -9,11 +9,12 @@ from typing import Any
 
 from stages import layout, platforms
 from stages.command import Task
+from stages.evidence import ledger
 from stages.evidence.digests import read_json, sha256_json, write_json
 from stages.jobs import Job, build
 from stages.platforms import Delivery
 from stages.platforms.common.process import rehearsal
-from stages.protocol import Protocol, read_params, read_protocol
+from stages.protocol import Params, Protocol, read_params, read_protocol
 
 
 def base_model(protocol: Protocol) -> Path | None:
@@ -79,6 +80,25 @@ def metrics(result: dict[str, Any], delivery: Delivery) -> dict[str, Any]:
     return found
 
 
+def budgeted(params: Params, stage: str, state: Path) -> platforms.Context:
+    """What the platform may know of the run, its submissions held against the campaign's ledger in `state`."""
+    campaign, cap = params.campaign, Decimal(params.campaign.cap_usd)
+
+    def held(job: Job) -> str | None:
+        return ledger.held(campaign.name, job=job.id, platform=params.platform, state=state)
+
+    def reserve(job: Job) -> None:
+        if ledger.in_flight(campaign.name, job=job.id, platform=params.platform, state=state) is None:
+            arguments = {"job": job.id, "platform": params.platform, "task": job.task, "stage": stage}
+            ledger.reserve(campaign, **arguments, amount=cap, state=state)
+
+    def settle(job: Job, receipt: platforms.Receipt) -> None:
+        if attempt := held(job):
+            ledger.settle_by(campaign.name, attempt, receipt, state)
+
+    return platforms.Context(params.mirror_path, cap, reserve, settle)
+
+
 def deliver(task: Task, stage: str, *, model: Path | None, training: bool, outputs: dict[str, Path]) -> None:
     """Train on a task's train rows, or score its test rows, with `model` (None: the hub's).
 
@@ -93,12 +113,11 @@ def deliver(task: Task, stage: str, *, model: Path | None, training: bool, outpu
     repeat = 1 if stage == "baseline" else params.repeat
     job = build(protocol, task, inputs=inputs, model=model, seed=seed, repeat=repeat)
     print(f"{stage} {task}: job {job.id:.12} on {params.platform}", flush=True)
-    context = platforms.Context(params.mirror_path, Decimal(params.campaign.cap_usd))
-    state = platforms.state_folder()
     rehearsed = params.rehearse and params.platform != "local"
+    state = platforms.state_folder() / "rehearsal" if rehearsed else platforms.state_folder()
+    context = budgeted(params, stage, state)
     with contextlib.ExitStack() as stack:
         if rehearsed:
-            state = state / "rehearsal"
             stack.enter_context(rehearsal(params.platform, state / f"{params.platform}-emulator"))
         run = platforms.run(params.platform, settings, context, job, inputs, model, state)
         delivery = stack.enter_context(run)

@@ -100,16 +100,17 @@ def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any
     (name,) = job.inputs
     rows = list(read_rows(folder / "inputs" / name, ROW_KEYS[job.task]))
     from stages.scoring import labels, nll
+    from stages.scoring.metrics import label_metrics, nll_metrics
 
     model, tokenizer = load_model(job, model_folder(job, folder), job.execution.evaluation_dtype, device)
     started = time.perf_counter()
     scorer = job.scoring.scorer
     if isinstance(scorer, LabelScorer):
         predictions = labels.score(model.eval(), tokenizer, rows, scorer, job.scoring.labels)
-        metrics = labels.metrics(predictions)
+        metrics = label_metrics(predictions)
     else:
         predictions = nll.score(model.eval(), tokenizer, rows, scorer)
-        metrics = nll.metrics(predictions)
+        metrics = nll_metrics(predictions)
     metrics["seconds"] = time.perf_counter() - started
     with whole(out / "predictions.jsonl") as stream:
         stream.writelines(canonical(row) + b"\n" for row in predictions)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stages.audit import audit, check_publication
-from stages.comparison.checks import Line
+from stages.comparison.audited import Line
 from stages.evidence import ledger
 from stages.evidence.digests import write_json
 from stages.protocol import Campaign

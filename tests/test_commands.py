@@ -12,7 +12,10 @@ import pytest
 from stages.evidence.digests import whole
 from tests.conftest import ROOT, run, stage
 
-STAGES = ("check", "sources", "prepare", "baseline", "train", "evaluate", "gate", "show", "plan", "worker")
+STAGES = (
+    *("check", "sources", "prepare", "baseline", "train", "evaluate", "gate", "report"),
+    *("show", "plan", "compare", "publish", "campaign", "audit", "worker"),
+)
 WITH_TASK = ("prepare", "baseline", "train", "evaluate", "gate")
 
 
@@ -108,7 +111,8 @@ def test_a_missing_input_says_which_stage_makes_it(prepared: Path, tmp_path: Pat
 
 
 def test_evaluating_without_a_model_says_so(prepared: Path) -> None:
-    complains(stage("evaluate", "sft", cwd=prepared), 1, "data/models/sft/model.safetensors: not found; run `dvc repro train@sft`")
+    said = "data/models/sft/model.safetensors: not found; run `dvc repro train@sft`"
+    complains(stage("evaluate", "sft", cwd=prepared), 1, said)
 
 
 def test_running_outside_the_project_says_so(tmp_path: Path) -> None:

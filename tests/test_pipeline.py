@@ -61,7 +61,7 @@ def test_a_run_leaves_metrics_in_git_data_in_dvc_and_evidence_beside_the_metrics
     tracked = run("git", "ls-files", "metrics", "data", cwd=project).stdout.split()
     expected = {f"metrics/{task}/{stage}.json" for task in TASKS for stage in ("baseline", "train", "evaluate", "gate")}
     expected |= {f"metrics/{t}/evidence/{s}.json" for t in TASKS for s in ("baseline", "train", "evaluate")}
-    expected |= {f"metrics/{task}/loss.csv" for task in TASKS} | {"metrics/sources.json"}
+    expected |= {f"metrics/{task}/loss.csv" for task in TASKS} | {"metrics/sources.json", "metrics/report.html"}
     assert set(tracked) == expected
     for task in TASKS:
         record = read(project / f"metrics/{task}/evidence/train.json")
@@ -83,7 +83,7 @@ def test_nothing_changed_runs_nothing(project: Path) -> None:
 def test_the_learning_rate_of_one_task_retrains_that_task_alone(project: Path) -> None:
     edit(project, "protocols/embedded.yaml", "learning_rate: 2.0e-3", "learning_rate: 1.5e-3")  # sft stands first
     try:
-        assert repro(project) == {"check", "train@sft", "evaluate@sft", "gate@sft"}
+        assert repro(project) == {"check", "train@sft", "evaluate@sft", "gate@sft", "report"}
     finally:
         restore(project)
 
@@ -95,14 +95,14 @@ def test_a_scorers_batch_size_trains_nothing(project: Path) -> None:
     finally:
         restore(project)
     # The gate follows only where a metric has changed, which the seconds always have.
-    assert found == {"check", "baseline@pretrain", "evaluate@pretrain", "gate@pretrain"}
+    assert found == {"check", "baseline@pretrain", "evaluate@pretrain", "gate@pretrain", "report"}
 
 
 def test_a_gate_and_a_comment_run_no_job(project: Path) -> None:
     edit(project, "protocols/embedded.yaml", "accuracy_at_least: 0.8", "accuracy_at_least: 0.7")
     edit(project, "protocols/embedded.yaml", "version: 1", "# a comment\nversion: 1")
     try:
-        assert repro(project) == {"check", "gate@sft"}
+        assert repro(project) == {"check", "gate@sft", "report"}
     finally:
         restore(project)
 

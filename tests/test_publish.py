@@ -58,6 +58,23 @@ def test_two_runs_of_a_user_are_published_by_the_schemas(repo: Path) -> None:
     assert "alice" not in (repo / "out/results.json").read_text() + (repo / "out/execution-record.json").read_text()
 
 
+def test_what_each_platform_says_of_its_resources_can_leave(repo: Path) -> None:
+    told: dict[str, dict[str, Any]] = {
+        "nodus": {"gpu": {"count": 1, "type": ["L4"]}, "cpu": "4", "memory": "48Gi"},
+        "modal": {"gpu": "L4", "gpus": 1, "cpus": 4, "memory_gib": 48, "charge_usd_by_resource": {"gpu": "0.1"}},
+    }
+
+    def edit(path: str, found: dict[str, Any]) -> None:
+        if "evidence" in path:
+            found["receipt"]["resources"] = told[found["receipt"]["platform"]]
+
+    branch(repo, "a", platform="nodus", charge="0.10", edit=edit)
+    branch(repo, "b", platform="modal", charge="0.20", edit=edit)
+    made = json.dumps(documents(["a", "b"]))
+    assert "memory 48Gi" in made
+    assert "charge_usd_by_resource" not in made
+
+
 def test_the_schemas_are_sound_and_hold_the_published_documents_shape(pilot: Path) -> None:
     for name in ("results", "execution-record"):
         jsonschema.Draft202012Validator.check_schema(schema(name))

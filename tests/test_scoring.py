@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from stages.corpora.rows import read_columns
 from stages.protocol import LabelScorer, WindowScorer
 from stages.scoring import labels, nll
+from stages.scoring.metrics import label_metrics, nll_metrics
 from stages.scoring.windows import windows
 
 PILOT_WINDOWS = WindowScorer(max_window_tokens=256, scoring_stride=128, batch_size=16)
@@ -94,7 +95,7 @@ def test_the_batch_size_changes_the_sum_within_rounding_only(tiny_model: Path, b
 
 def test_paragraphs_are_not_averaged() -> None:
     rows = [{"row": 0, "tokens": 1, "nll": 5.0}, {"row": 1, "tokens": 99, "nll": 99.0}]
-    assert nll.metrics(rows) == {"rows": 2, "tokens": 100, "nll": 1.04, "perplexity": math.exp(1.04)}
+    assert nll_metrics(rows) == {"rows": 2, "tokens": 100, "nll": 1.04, "perplexity": math.exp(1.04)}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_only_the_two_labels_are_valid_and_all_else_is_wrong(text: str, valid: b
 def test_accuracy_and_format_validity_come_from_the_predictions() -> None:
     said = [" positive", "?", " negative", " positive"]
     rows = [labels.judge(i, "positive", text, ["negative", "positive"]) for i, text in enumerate(said)]
-    assert labels.metrics(rows) == {"rows": 4, "correct": 2, "valid": 3, "accuracy": 0.5, "format_validity": 0.75}
+    assert label_metrics(rows) == {"rows": 4, "correct": 2, "valid": 3, "accuracy": 0.5, "format_validity": 0.75}
 
 
 def test_generated_text_equals_one_prompt_at_a_time_and_keeps_the_given_order(tiny_model: Path) -> None:

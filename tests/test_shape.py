@@ -49,7 +49,7 @@ def test_every_stage_names_a_script_and_deps_that_exist(name: str) -> None:
     assert script, stage["cmd"]
     assert (ROOT / "stages" / f"{script[1]}.py").is_file()
     for dep in stage["deps"]:
-        path = dep.replace("${item.task}", "sft").replace("${platform}", "local")
+        path = dep.replace("${item.task}", "sft").replace("${platform}", "local").replace("${protocol}", "pilot")
         assert path.startswith(("data/", "metrics/")) or (ROOT / path).exists(), dep
 
 

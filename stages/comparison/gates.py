@@ -1,8 +1,9 @@
-"""The protocol's gates that one platform's run can be held against alone.
+"""The protocol's gates: those that one platform's run is held against alone, and those between two platforms.
 
 Source: the published execution record, `evaluation.quality_gates`.
 """
 
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from stages.command import Task
@@ -30,3 +31,24 @@ def verdicts(protocol: Protocol, task: Task, baseline: dict[str, Any], final: di
 
 def at_least(value: float, threshold: float) -> Verdict:
     return Verdict(value, threshold, value >= threshold)
+
+
+def at_most(value: float | Fraction, threshold: float) -> Verdict:
+    return Verdict(float(value), threshold, value <= threshold)
+
+
+def cross_verdicts(
+    protocol: Protocol, task: Task, finals: list[dict[str, Any]], others: list[dict[str, Any]]
+) -> dict[str, Verdict]:
+    """Gate name -> verdict on the trained models of one platform against another's, by their means."""
+    if task == "sft":
+        # From the counts: in floats, exactly two points below would come out as a little more.
+        below = 100 * (mean_accuracy(others) - mean_accuracy(finals))
+        return {"accuracy_points_below_other": at_most(below, protocol.gates.sft.accuracy_points_below_other_at_most)}
+    own, other = (sum(final["nll"] for final in each) / len(each) for each in (finals, others))
+    above = 100 * (own / other - 1)
+    return {"nll_percent_above_other": at_most(above, protocol.gates.pretrain.nll_percent_above_other_at_most)}
+
+
+def mean_accuracy(finals: list[dict[str, Any]]) -> Fraction:
+    return sum((Fraction(final["correct"], final["rows"]) for final in finals), Fraction(0)) / len(finals)

@@ -11,7 +11,7 @@ import os
 import pkgutil
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +26,7 @@ from stages.jobs import Job, verify, write_job
 from stages.protocol import Frozen, shown, validate
 
 HANDLE = "handle.json"
+ENDED = "ended.json"  # the handle of an attempt that ended badly
 
 
 class Segment(Frozen):
@@ -46,7 +47,10 @@ class Attempt(Frozen):
 
 
 class Receipt(Frozen):
-    """What a platform says of a job. Money is USD as a decimal string; missing is None, never zero."""
+    """What a platform says of a job. Money is USD as a decimal string; missing is None, never zero.
+
+    The charge is that of all the attempts listed, failed ones included.
+    """
 
     platform: str
     attempts: list[Attempt]
@@ -72,6 +76,8 @@ class Context(NamedTuple):
 
     mirror: Path | None
     cap_usd: Decimal  # no job may cost more
+    reserve: Callable[[Job], None] = lambda job: None  # hold the cap before a paid submission, or refuse it
+    settle: Callable[[Job, Receipt], None] = lambda job, receipt: None  # book what a paid job has cost
 
 
 class Platform(Protocol):
@@ -182,13 +188,15 @@ def now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def submit(platform: Platform, name: str, job: Job, folder: Path) -> Handle:
+def submit(platform: Platform, name: str, context: Context, job: Job, folder: Path) -> Handle:
     """Find the job's handle, or submit it and write one."""
     path = folder / HANDLE
     if path.is_file():
         return validate(Handle, read_json(path), path)
     if (cost := platform.estimate(job)) is not None:
         print(f"estimated cost: {cost} USD", flush=True)
+    if platform.paid:
+        context.reserve(job)
     submitted = now()
     reference = platform.submit(job, folder)
     handle = Handle(version=1, platform=name, job=job.id, submitted_utc=submitted, reference=reference)
@@ -209,12 +217,15 @@ def run(
     folder = state / name / job.id
     with locked(folder), interruptible():
         write_job(job, folder / "job", inputs, model)
-        handle = submit(platform, name, job, folder)
+        handle = submit(platform, name, context, job, folder)
         try:
             platform.wait(handle, folder)
         except (ParityError, KeyboardInterrupt):
             # The job is over: the next run is a new submission. After SIGKILL the handle stays, and is taken up.
-            (folder / HANDLE).unlink()
+            (folder / HANDLE).replace(folder / ENDED)
+            if platform.paid:
+                with contextlib.suppress(ParityError):  # what cannot be read now stays held, for `campaign reconcile`
+                    context.settle(job, platform.receipt(handle, folder))
             raise
         out = folder / "out"
         platform.fetch(handle, folder, out)
@@ -225,9 +236,14 @@ def run(
             raise
         verified = now()
         seconds = (datetime.fromisoformat(verified) - datetime.fromisoformat(handle.submitted_utc)).total_seconds()
-        yield Delivery(out, platform.receipt(handle, folder), seconds, handle.submitted_utc, verified)
+        receipt = platform.receipt(handle, folder)
+        if platform.paid:
+            context.settle(job, receipt)
+        yield Delivery(out, receipt, seconds, handle.submitted_utc, verified)
+        # A paid job's handle finds its output again, and its bill where that comes late.
+        kept = {HANDLE, "job"} if platform.paid else set()
         for path in folder.iterdir():
-            if not (platform.paid and path.name == HANDLE):
+            if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not platform.paid:
+        if not kept:
             folder.rmdir()

@@ -3,7 +3,7 @@
 Source of the rules: the published execution record, `evaluation.sft`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,19 +21,6 @@ def judge(row: int, expected: str, text: str, labels: Sequence[str]) -> dict[str
     """One prediction: anything but one of `labels` is invalid, and counts as wrong."""
     said = answer(text)
     return {"row": row, "label": expected, "text": text, "valid": said in labels, "correct": said == expected}
-
-
-def metrics(predictions: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The task's metrics, from its predictions alone."""
-    rows = list(predictions)
-    correct, valid = (sum(row[key] for row in rows) for key in ("correct", "valid"))
-    return {
-        "rows": len(rows),
-        "correct": correct,
-        "valid": valid,
-        "accuracy": correct / len(rows),
-        "format_validity": valid / len(rows),
-    }
 
 
 @torch.inference_mode()

@@ -4,8 +4,7 @@ Every token but a paragraph's first is scored exactly once, in the first window 
 averaged: total NLL over total tokens. Source of the rules: the published execution record, `evaluation.pretrain`.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,14 +49,6 @@ def paragraph_nll(model: PreTrainedModel, tokens: Sequence[Sequence[int]], score
         owner = torch.tensor([window.paragraph for window in batch]).repeat_interleave(scored.sum(1))
         totals.index_add_(0, owner, losses)
     return totals.tolist()
-
-
-def metrics(predictions: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The task's metrics, from its predictions alone."""
-    rows = list(predictions)
-    tokens = sum(row["tokens"] for row in rows)
-    nll = math.fsum(row["nll"] for row in rows) / tokens
-    return {"rows": len(rows), "tokens": tokens, "nll": nll, "perplexity": math.exp(nll)}
 
 
 def score(

@@ -93,7 +93,7 @@ def test_sigterm_ends_the_worker_too_and_is_one_line(project: Path, state: Path)
     child = start(project, state)
     list(until_line(child, "step 10/"))
     child.terminate()
-    _, errors = child.communicate(timeout=30)
+    _, errors = child.communicate(timeout=120)
     assert child.returncode == 130
     assert gone(state)
     assert errors.strip().splitlines()[-1] == "error: interrupted"
@@ -105,10 +105,10 @@ def test_two_processes_that_want_the_same_job_take_turns(project: Path, state: P
     list(until_line(first, "step 10/"))
     second = start(project, state)
     assert "waiting: another process runs job" in list(until_line(second, "waiting"))[-1]
-    first.communicate(timeout=120)
+    first.communicate(timeout=600)
     assert first.returncode == 0
     after = weights(project)
-    second.communicate(timeout=120)
+    second.communicate(timeout=600)
     assert second.returncode == 0
     assert weights(project) == after
     assert not list((state / "local").iterdir())

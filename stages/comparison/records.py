@@ -1,0 +1,111 @@
+"""What a run's evidence says, in version 1. Keys that this reader does not know are left alone; missing is None."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stages.command import Task
+from stages.jobs import Entry
+from stages.platforms import Receipt
+
+VERSION = 1
+
+
+class Known(BaseModel):
+    """A part of the evidence as far as it is known here."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class ProtocolName(Known):
+    name: str
+    sha256: str | None
+
+
+class Model(Known):
+    id: str
+    revision: str
+    sha256: dict[str, str] = Field(default_factory=dict)
+
+
+class Training(Known):
+    recipe: dict[str, Any]
+    seed: int
+
+
+class Job(Known):
+    id: str | None = None
+    code: str | None = None
+    kind: Literal["train", "score"]
+    task: Task
+    stack: dict[str, str]
+    resources: dict[str, Any]
+    execution: dict[str, Any]
+    model: Model
+    inputs: dict[str, str]
+    repeat: int = 1
+    training: Training | None = None
+
+
+class Gpu(Known):
+    name: str
+    memory_bytes: int | None = None
+    count: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+
+
+class Cpu(Known):
+    model: str | None = None
+    visible: int | None = None
+    affinity: int | None = None
+    cgroup_limit: float | None = None
+    effective: float | None = None
+
+
+class Memory(Known):
+    total_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+
+
+class Environment(Known):
+    python: str | None = None
+    system: str | None = None
+    versions: dict[str, str]
+    gpu: Gpu | None = None
+    cpu: Cpu | None = None
+    memory: Memory | None = None
+
+
+class Timings(Known):
+    submitted_utc: str | None = None
+    worker_started_utc: str | None = None
+    worker_finished_utc: str | None = None
+    verified_utc: str | None = None
+    worker_seconds: float | None = None
+    delivery_seconds: float | None = None
+    delivery_clock: str | None = None
+
+
+class Evidence(Known):
+    """One stage's evidence. `covers` names the stages that its one job did; no receipt where another's covers it."""
+
+    version: Literal[1]
+    stage: str
+    covers: tuple[str, ...] = ()
+    protocol: ProtocolName
+    commit: str | None = None
+    dirty: bool | None = None
+    rehearsal: bool = False
+    job: Job
+    device: str
+    environment: Environment
+    training_tokens_sha256: str | None = None
+    model_weights_sha256: str | None = None
+    output: dict[str, Entry] = Field(default_factory=dict)
+    timings: Timings
+    receipt: Receipt | None
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        return self.covers or (self.stage,)

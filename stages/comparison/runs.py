@@ -1,0 +1,272 @@
+"""A run as its metrics and evidence tell it. What cannot be read is a problem of the run, said in one line each."""
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel
+
+from stages import layout
+from stages.command import TASKS, ParityError, Task
+from stages.comparison.records import VERSION, Evidence
+from stages.comparison.revisions import PUBLISHED, Files, Objects, locate
+from stages.evidence.digests import parse_json, sha256_json
+from stages.evidence.ledger import Account
+from stages.platforms import Attempt, Receipt, Segment
+from stages.protocol import Loader, Protocol, validate
+
+STAGES = ("baseline", "train", "evaluate")
+CAMPAIGN = "metrics/campaign.json"
+# How an attempt ends whose work is part of the result; any other ending is a failure.
+GOOD_ENDINGS = ("succeeded", "preempted")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What a task's jobs cost. `covers` says which stages they did: charges compare only where it is equal."""
+
+    usd: Decimal | None
+    final: bool
+    covers: tuple[str, ...]
+    with_failed_usd: Decimal | None  # the same with the failed attempts that the receipts list
+    segments: dict[str, Segment]
+
+
+@dataclass(frozen=True)
+class TaskRun:
+    """One task of a run: metrics and evidence by stage, as far as they are there."""
+
+    task: Task
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    loss: tuple[tuple[float, float], ...] = ()
+
+    def number(self, stage: str, key: str) -> float | None:
+        found = self.metrics.get(stage, {}).get(key)
+        return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+    @property
+    def training(self) -> Evidence | None:
+        return self.evidence.get("train")
+
+    @property
+    def seed(self) -> int | None:
+        return self.training.job.training.seed if self.training and self.training.job.training else None
+
+    @property
+    def repeat(self) -> int | None:
+        return self.training.job.repeat if self.training else None
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        return [evidence.receipt for evidence in self.evidence.values() if evidence.receipt]
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        return [attempt for receipt in self.receipts for attempt in receipt.attempts]
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        return {name: digest for evidence in self.evidence.values() for name, digest in evidence.job.inputs.items()}
+
+    @cached_property
+    def charge(self) -> Charge:
+        return charge(self.evidence.values())
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that is known at one name."""
+
+    name: str
+    platform: str | None
+    published: bool
+    rehearsal: bool
+    protocol: Protocol | None  # as it stands at the revision; the evidence says what was run
+    tasks: dict[Task, TaskRun]
+    account: Account | None
+    problems: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)  # path -> SHA-256 of every file that was read
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        return [evidence for task in self.tasks.values() for evidence in task.evidence.values()]
+
+    @property
+    def protocol_name(self) -> str | None:
+        return next((evidence.protocol.name for evidence in self.evidence), None)
+
+    @property
+    def protocol_sha256(self) -> str | None:
+        return next((evidence.protocol.sha256 for evidence in self.evidence), None)
+
+
+def charge(evidence: Iterable[Evidence]) -> Charge:
+    """The charges of a task's jobs in one sum; None as soon as one of them is not known."""
+    paid = [(found.receipt, found.covered) for found in evidence if found.receipt]
+    totals = [None if receipt.charge_usd is None else Decimal(receipt.charge_usd) for receipt, _ in paid]
+    total, lost = total_of(totals) if totals else None, total_of(failed(receipt) for receipt, _ in paid)
+    return Charge(
+        usd=None if total is None or lost is None else total - lost,
+        with_failed_usd=total,
+        final=bool(paid) and all(receipt.final for receipt, _ in paid),
+        covers=tuple(stage for stage in STAGES if any(stage in covers for _, covers in paid)),
+        segments=joined(receipt.segments for receipt, _ in paid),
+    )
+
+
+def failures(receipt: Receipt) -> list[Attempt]:
+    return [attempt for attempt in receipt.attempts if attempt.outcome not in GOOD_ENDINGS]
+
+
+def failed(receipt: Receipt) -> Decimal | None:
+    """What a job's failed attempts cost; None where there were some and the platform bills them with the others."""
+    return total_of(None if a.charge_usd is None else Decimal(a.charge_usd) for a in failures(receipt))
+
+
+def total_of(amounts: Iterable[Decimal | None]) -> Decimal | None:
+    """The sum, or None where an amount is not known."""
+    total = Decimal(0)
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return total
+
+
+def joined(segments: Iterable[dict[str, Segment]]) -> dict[str, Segment]:
+    found: dict[str, Segment] = {}
+    for each in segments:
+        for name, new in each.items():
+            old = found.get(name, Segment(seconds=0, usd="0"))
+            usd = str(Decimal(old.usd) + Decimal(new.usd))
+            found[name] = Segment(seconds=old.seconds + new.seconds, usd=usd)
+    return found
+
+
+class Reader:
+    """Reads one run; collects what is wrong instead of stopping at it."""
+
+    def __init__(self, name: str, files: Files):
+        self.name, self.files = name, files
+        self.problems: list[str] = []
+        self.sources: dict[str, str] = {}
+
+    def json(self, path: str) -> Any:
+        content = self.files.read(path)
+        if content is None:
+            return None
+        self.sources[path] = hashlib.sha256(content).hexdigest()
+        try:
+            return parse_json(content)
+        except ValueError as error:
+            self.problems.append(f"{path}: not valid JSON: {error}")
+            return None
+
+    def model(self, model: type[M], path: str, version: int) -> M | None:
+        """A versioned document; a newer one than this program knows is left unread, and that is said."""
+        data = self.json(path)
+        if data is None:
+            return None
+        found = data.get("version") if isinstance(data, dict) else None
+        if isinstance(found, int) and found > version:
+            known = f"this program reads version {version}"
+            self.problems.append(f"{path}: version {found}, {known}; left out, update the project to read it")
+            return None
+        try:
+            return validate(model, data, path)
+        except ParityError as error:
+            self.problems.append(str(error))
+            return None
+
+    def task(self, task: Task) -> TaskRun | None:
+        metrics = {stage: self.json(layout.metrics(task, stage).as_posix()) for stage in (*STAGES, "gate")}
+        present = {stage: found for stage, found in metrics.items() if isinstance(found, dict)}
+        if not present:
+            self.problems.append(f"no metrics of {task}")
+            return None
+        for stage in STAGES:
+            if stage not in present:
+                self.problems.append(f"{task}: no metrics of {stage}")
+        paths = {stage: layout.evidence(task, stage).as_posix() for stage in STAGES}
+        records = {stage: self.model(Evidence, path, VERSION) for stage, path in paths.items()}
+        evidence = {stage: found for stage, found in records.items() if found}
+        if not evidence:
+            self.problems.append(f"{task}: no evidence that can be read")
+        return TaskRun(task, present, evidence, self.loss(task))
+
+    def loss(self, task: Task) -> tuple[tuple[float, float], ...]:
+        path = layout.loss_curve(task).as_posix()
+        content = self.files.read(path)
+        if content is None:
+            return ()
+        try:
+            rows = csv.DictReader(io.StringIO(content.decode()))
+            return tuple((float(row["step"]), float(row["loss"])) for row in rows if row["loss"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.problems.append(f"{path}: no loss curve: {error!r}")
+            return ()
+
+    def protocol(self, name: str | None) -> Protocol | None:
+        content = self.files.read(f"protocols/{name}.yaml") if name else None
+        if name and content is None:
+            self.problems.append(f"protocols/{name}.yaml: not there, so its gates cannot be held against the run")
+        try:
+            return parse_protocol(content) if content else None
+        except ParityError as error:
+            self.problems.append(str(error))
+            return None
+
+    def run(self) -> Run:
+        tasks = {task: found for task in TASKS if (found := self.task(task))}
+        evidence = [record for found in tasks.values() for record in found.evidence.values()]
+        if len(platforms := sorted({record.receipt.platform for record in evidence if record.receipt})) > 1:
+            self.problems.append(f"its stages ran on {' and '.join(platforms)}; taken as one of the first")
+        return Run(
+            name=self.name,
+            platform=platforms[0] if platforms else None,
+            published=self.name.startswith(PUBLISHED),
+            rehearsal=any(record.rehearsal for record in evidence),
+            protocol=self.protocol(evidence[0].protocol.name if evidence else None),
+            tasks=tasks,
+            account=self.model(Account, CAMPAIGN, 1),
+            problems=tuple(self.problems),
+            sources=self.sources,
+        )
+
+
+@lru_cache(maxsize=64)
+def parse_protocol(content: bytes) -> Protocol:
+    """A protocol's text, as it was at some revision; runs of the same protocol share one."""
+    try:
+        data = yaml.load(content, Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ParityError(f"protocol: not valid YAML: {getattr(error, 'problem', error)}") from None
+    return validate(Protocol, data, "protocol")
+
+
+def protocol_digest(protocol: Protocol) -> str:
+    return sha256_json(protocol.model_dump(mode="json", by_alias=True))
+
+
+def read_runs(names: list[str]) -> list[Run]:
+    """The runs of these names; raises ParityError where a name is nothing or no run has any metrics."""
+    with Objects() as objects:
+        places = locate(list(dict.fromkeys(names)), objects)
+        runs = [Reader(name, files).run() for name, files in places.items()]
+    if not any(run.tasks for run in runs):
+        raise ParityError(f"{', '.join(names)}: no metrics; run `dvc repro` or `dvc exp run` there first")
+    return runs
+
+
+def moment(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,149 @@
+"""Promise: one page without network or script, the answer first, readable on a phone, by keyboard and by ear."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stages.comparison.charts import COLOURS
+from stages.comparison.compare import build
+from stages.comparison.page import TEMPLATE, render, write
+from stages.comparison.runs import read_runs
+from tests.comparison.build import Builder, branch
+from tests.conftest import stage
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SECTIONS = ["answer", "figures", "charges", "loss", "quality", "timings", "evidence", "deviations", "limits"]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(build(read_runs(["pilot:nodus", "pilot:modal"])))
+
+
+class Outline(HTMLParser):
+    """Tags in their order, with attributes; and the text of each heading."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_the_page_needs_no_network_and_runs_nothing(page: str) -> None:
+    assert not re.search(r"https?://|//\w|@import|url\(|<script|<link|<img|<iframe|\bon\w+=|javascript:", page)
+
+
+def test_the_answer_comes_first_and_every_section_is_there(page: str) -> None:
+    outline = Outline(page)
+    assert [found["id"] for found in outline.of("section")] == SECTIONS
+    links = [found["href"] for found in outline.of("a")]
+    assert links == ["#answer", *(f"#{name}" for name in SECTIONS)]
+    body = page[page.index("<main>") :]
+    assert body.index("-66.98 %") < body.index("-42.55 %") < body.index("</section>")
+    assert "0.048696 against 0.14746756 USD" in body[: body.index("</section>")]
+
+
+def test_it_can_be_read_by_ear(page: str) -> None:
+    outline = Outline(page)
+    assert outline.of("html")[0]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert len(outline.of("table")) == len(outline.of("caption")) > 6
+    assert all(found.get("scope") in ("col", "row") for found in outline.of("th"))
+    assert all(found["role"] == "img" and found["aria-labelledby"] for found in outline.of("svg"))
+    assert len(outline.of("svg")) == len(outline.of("desc")) == 6
+    ids = [attributes["id"] for _, attributes in outline.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_text_and_marks_stand_out_from_the_paper() -> None:
+    style = TEMPLATE.read_text()
+    named = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", style))
+    for name in ("ink", "soft", "bad", "good"):
+        assert 1.05 / (luminance(named[name]) + 0.05) >= 4.5, name
+    for colour in COLOURS:
+        assert 1.05 / (luminance(colour) + 0.05) >= 4.5, colour
+
+
+def test_what_a_run_is_called_cannot_become_markup(repo: Path) -> None:
+    name = 'x<script>alert("1")</script>&y'
+    branch(repo, name.replace('"', ""), charge="0.10", platform="nodus")
+    branch(repo, "b", charge="0.20", platform="modal")
+    found = render(build(read_runs([name.replace('"', ""), "b"]), "run"))
+    assert "<script>" not in found
+    assert "x&lt;script&gt;alert(1)&lt;/script&gt;&amp;y" in found
+
+
+def test_the_page_is_a_pure_function_of_the_runs(page: str, tmp_path: Path) -> None:
+    comparison = build(read_runs(["pilot:nodus", "pilot:modal"]))
+    write(comparison, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == page
+
+
+def test_the_report_stage_shows_one_run_with_its_loss_and_claims_nothing(repo: Path) -> None:
+    Builder(repo).write()
+    done = stage("report", cwd=repo, env={"PYTHONPATH": str(repo)})
+    assert done.returncode == 0, done.stderr
+    found = (repo / "metrics/report.html").read_text()
+    assert "There is one side only" in found
+    assert 'aria-labelledby="loss-sft-t loss-sft-d"' in found
+    assert "No charge is recorded." in found
+
+
+def test_many_runs_still_make_a_page(repo: Path) -> None:
+    for seed in range(14):
+        branch(repo, f"s{seed}", seed=seed, charge="0.10", platform="nodus", repeat=seed + 1)
+    found = render(build(read_runs([f"s{seed}" for seed in range(14)])))
+    assert "The first 12 of 14 are drawn" in found
+    assert "n = 14" in found
+
+
+PROBE = """<!doctype html><title></title><body>
+<iframe id=f width={width} height=900 style="border:0" srcdoc="{page}"></iframe>
+<script>f.onload = () => {{
+  const d = f.contentDocument, root = d.documentElement, all = [...d.body.querySelectorAll('*')];
+  const wide = all.filter(e => !e.closest('thead,.skip') && e.getBoundingClientRect().right > {width} + 1);
+  const small = all.filter(e => e.childElementCount == 0 && !e.closest('svg') && e.textContent.trim() &&
+    parseFloat(d.defaultView.getComputedStyle(e).fontSize) < 12);
+  const links = [...d.querySelectorAll('a[href]')].filter(e => e.tabIndex >= 0);
+  document.title = JSON.stringify({{scroll: root.scrollWidth, wide: wide.map(e => e.tagName + e.className + ''),
+    small: small.length, links: links.length, height: root.scrollHeight,
+    answer: d.getElementById('answer').getBoundingClientRect().top}});
+}}</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_screen(page: str, width: int, tmp_path: Path) -> None:
+    probe = tmp_path / "probe.html"
+    probe.write_text(PROBE.format(width=width, page=html.escape(page)))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [str(CHROMIUM), *options, "--virtual-time-budget=4000", "--dump-dom", probe.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = json.loads(html.unescape(re.findall(r"<title>(.*?)</title>", dom)[0]))
+    assert found["scroll"] <= width, found
+    assert found["wide"] == []
+    assert found["small"] == 0
+    assert found["links"] == 10
+    assert found["answer"] < 400

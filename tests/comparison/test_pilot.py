@@ -1,0 +1,105 @@
+"""Promise: from `reference/` alone, every derived figure of the published pilot comes out to its last digit."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.comparison.compare import Comparison, build
+from stages.comparison.publication import two_sides
+from stages.comparison.runs import read_runs
+from stages.comparison.sides import merged
+from stages.comparison.tables import markdown
+from stages.publish import documents
+
+PILOT = ["pilot:nodus", "pilot:modal"]
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return build(read_runs(PILOT))
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "expected"),
+    [
+        ("sft", "charge_usd", "66.9785002206587"),
+        ("pretrain", "charge_usd", "42.54984357250415"),
+        ("sft", "trainer_seconds", "35.37581474656912"),
+        ("pretrain", "trainer_seconds", "15.312226042603584"),
+    ],
+)
+def test_reductions_come_out_to_the_last_printed_digit(
+    comparison: Comparison, task: Any, key: str, expected: str
+) -> None:
+    assert Decimal(repr(comparison.pairs[0].tasks[task].differences[key].reduction_percent)) == Decimal(expected)
+
+
+def test_the_campaign_comes_out_with_its_failed_attempt(comparison: Comparison) -> None:
+    (account,) = comparison.campaigns
+    assert sum(Decimal(entry.charge_usd or "") for entry in account.attempts) == Decimal("1.19670630")
+    assert len(account.attempts) == 8
+    nodus = comparison.sides[0]
+    assert nodus.including_failed("sft") == Decimal("0.111004")
+    assert nodus.including_failed("pretrain") == Decimal("0.121164")
+    found = comparison.pairs[0].tasks["sft"].failed_reduction_percent
+    assert Decimal(repr(found)) == Decimal("24.726495779817608")
+
+
+def test_claims_gates_and_matching_evidence_are_the_published_ones(comparison: Comparison, pilot: Path) -> None:
+    published = json.loads((pilot / "results.json").read_text())
+    (pair,) = comparison.pairs
+    assert {claim.name: claim.holds for claim in pair.claims} == published["claims"]
+    for stage in published["stages"]:
+        matching = {name: match.equal for name, match in pair.tasks[stage["stage"]].matching.items()}
+        assert matching == stage["matching_evidence"]
+        assert all(verdict.passed for verdict in pair.tasks[stage["stage"]].gates.values())
+
+
+def test_the_published_deviations_that_figures_can_show_are_found(comparison: Comparison) -> None:
+    found = {(deviation.item, deviation.task) for deviation in comparison.deviations}
+    assert {
+        ("cpu_limits", "sft"),
+        ("gpu_memory", "sft"),
+        ("attempts", "sft"),
+        ("overlap", None),
+        ("order", None),
+    } <= found
+    assert ("gpu_memory", "pretrain") not in found
+    assert "versions_off_pins" not in {item for item, _ in found}
+
+
+def differences(published: Any, ours: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of `published` that `ours` has not, or has differently."""
+    if isinstance(published, dict):
+        keys = published if isinstance(ours, dict) else {}
+        pairs = {f"{path}/{key}": (value, ours.get(key)) for key, value in keys.items()}
+    elif isinstance(published, list) and isinstance(ours, list) and len(published) == len(ours):
+        pairs = {f"{path}/{i}": pair for i, pair in enumerate(zip(published, ours, strict=True))}
+    else:
+        return {} if published == ours else {path: published}
+    return {k: v for where, pair in pairs.items() for k, v in differences(*pair, where).items()}
+
+
+@pytest.mark.parametrize("name", ["results.json", "execution-record.json"])
+def test_publishing_the_reference_gives_the_published_documents_but_for_their_prose(name: str, pilot: Path) -> None:
+    published = json.loads((pilot / name).read_text())
+    found = differences(published, documents(PILOT)[name])
+    lists = {"/deviations", "/limits"}
+    assert {path: value for path, value in found.items() if not isinstance(value, str) and path not in lists} == {}
+    # What is left is prose, in this project's own words, and nothing that looks like a figure.
+    assert not [value for path, value in found.items() if path not in lists and (len(value) < 8 or value[0].isdigit())]
+
+
+def test_the_two_sides_of_a_publication_have_neutral_names() -> None:
+    subject, other = two_sides(read_runs(PILOT))
+    assert (subject.label, other.label) == ("nodus", "modal")
+    assert [account.name for account in merged([*subject.runs, *other.runs])] == ["pilot"]
+
+
+def test_the_report_of_the_published_runs_reads_as_it_did(comparison: Comparison) -> None:
+    """Remake with `python -m stages.compare pilot:nodus pilot:modal --markdown`, after looking at what changed."""
+    golden = Path(__file__).with_name("golden") / "pilot.md"
+    assert f"{markdown(comparison)}\n" == golden.read_text()
