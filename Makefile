@@ -3,9 +3,10 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
+PLATFORM ?= modal
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup repro show test test-slow lint format bench clean
+.PHONY: help setup repro rehearse show test test-slow lint format bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,13 +15,18 @@ setup: $(VENV)/.ready ## make .venv and install what the project needs
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,nodus]'
 	touch $@
 
 repro: setup ## run the pipeline on params.yaml and show its metrics
 	dvc repro
 	python -m stages.show
 	@echo "the report is in metrics/report.html"
+
+rehearse: setup ## run it against a paid platform's emulator, free and offline: make rehearse PLATFORM=modal
+	dvc exp remove --quiet $(PLATFORM) 2>/dev/null || true
+	dvc exp run --name $(PLATFORM) --set-param platform=$(PLATFORM) --set-param rehearse=true
+	python -m stages.show
 
 show: setup ## show the metrics of the last run
 	python -m stages.show

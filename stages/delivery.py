@@ -118,7 +118,7 @@ def deliver(task: Task, stage: str, *, model: Path | None, training: bool, outpu
     context = budgeted(params, stage, state)
     with contextlib.ExitStack() as stack:
         if rehearsed:
-            stack.enter_context(rehearsal(params.platform, state / f"{params.platform}-emulator"))
+            stack.enter_context(rehearsal(params.platform, state / f"{params.platform}-emulator", params.mirror_path))
         run = platforms.run(params.platform, settings, context, job, inputs, model, state)
         delivery = stack.enter_context(run)
         result = read_json(delivery.out / "result.json")

@@ -117,14 +117,20 @@ def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any
     return {"metrics": metrics}
 
 
+def empty(folder: Path) -> None:
+    """Make `folder` an empty one; it stays where it is, since a platform may have mounted it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def work(folder: Path, out: Path, state: Path, wanted: str) -> None:
     """Do the job in `folder` and seal its output in `out`."""
     from stages.evidence.environment import probe
 
     started, clock = datetime.now(UTC), time.perf_counter()
     job = read_job(folder)
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    empty(out)
     state.mkdir(parents=True, exist_ok=True)
     device = pick_device(wanted)
     result = run_training(job, folder, out, state, device) if job.training else run_scoring(job, folder, out, device)

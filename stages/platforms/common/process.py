@@ -32,7 +32,7 @@ def stop(child: "subprocess.Popen[str]", grace: float = 10) -> None:
 
 
 @contextlib.contextmanager
-def rehearsal(name: str, folder: Path) -> Iterator[None]:
+def rehearsal(name: str, folder: Path, mirror: Path | None) -> Iterator[None]:
     """Run the block against the platform's emulator, whose state lies in `folder`; no real account is ever reached.
 
     The emulator (`python -m emulators.<name> --folder DIR`) prints one line of JSON when it is ready: the environment
@@ -40,7 +40,17 @@ def rehearsal(name: str, folder: Path) -> Iterator[None]:
     """
     command = [sys.executable, "-m", f"emulators.{name}", "--folder", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
+    if mirror:
+        environment["PARITY_MIRROR"] = str(mirror.resolve())
+    # In a session of its own: a Ctrl-C at the terminal is for the submit side, which still needs the emulator.
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
     before = dict(os.environ)
     try:
         assert child.stdout is not None

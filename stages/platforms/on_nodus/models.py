@@ -1,0 +1,51 @@
+"""Where a Job finds its model: on the Volume that keeps trained ones, or on one imported from the hub."""
+
+import time
+from typing import Any
+
+from stages.command import ParityError
+from stages.jobs import JobModel
+from stages.platforms.on_nodus.client import get
+
+WEIGHTS = "model.safetensors"
+IMPORT_SECONDS = 1800.0
+
+
+def label(digest: str) -> str:
+    """A digest as a label's value, which may have 63 characters."""
+    return digest[:63]
+
+
+def kept(nodus: Any, model: JobModel) -> str | None:
+    """The digest under which the Volume keeps `model`; None where no Job has left it there.
+
+    A Volume's content cannot be listed without its command line client, so the Job that trained a model carries its
+    digest as a label.
+    """
+    digest = model.sha256.get(WEIGHTS)
+    if digest is None:
+        return None
+    found = nodus.api.list("Job", label_selector={"parity-model": label(digest)})
+    return digest if any(value["status"].get("phase") == "Succeeded" for value in found) else None
+
+
+def remember(nodus: Any, job: str, digest: str) -> None:
+    """Put the digest of the model that Job `job` has trained and kept on the Job."""
+    nodus.api.patch("Job", job, {"metadata": {"labels": {"parity-model": label(digest)}}})
+
+
+def imported(nodus: Any, model: JobModel) -> Any:
+    """The Volume with the hub's model at its revision, imported once."""
+    title = model.id.split("/")[1].lower().translate(str.maketrans("._", "--"))
+    name = f"parity-{title[:40]}-{model.revision[:12].lower()}"
+    volume = nodus.Volume.import_from(name, huggingface=model.id, revision=model.revision)
+    until, said = time.monotonic() + IMPORT_SECONDS, False
+    while (status := (get(nodus, "Volume", name) or {}).get("status") or {}).get("phase") != "Ready":
+        if status.get("phase") == "Failed" or time.monotonic() > until:
+            why = f"{status.get('reason', 'it takes too long')}: {status.get('message', 'still not there')}"
+            raise ParityError(f"nodus: importing {model.id} into Volume {name}: {why}; delete the Volume and run again")
+        if not said:
+            print(f"nodus: importing {model.id} into Volume {name}", flush=True)
+            said = True
+        time.sleep(0.5)
+    return volume
