@@ -495,7 +495,7 @@ def test_a_rehearsal_reaches_loopback_alone_whatever_account_is_configured(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(module, "worker_files", lambda: light_files(tmp_path / "light"))
     before = dict(os.environ)
-    with rehearsal("nodus", tmp_path / "emulator"):
+    with rehearsal("nodus", tmp_path / "emulator", None):
         client = connect(None).api.default_client()
         assert client.config.api_url.startswith("http://127.0.0.1:")
         assert (client.config.api_key, client.config.org) == ("nodus_rehearsal", None)
