@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from stages import layout
 from stages.command import TASKS, ParityError, Task
 from stages.comparison.records import VERSION, Evidence
-from stages.comparison.revisions import PUBLISHED, Files, Objects, locate
+from stages.comparison.revisions import PUBLISHED, WORKSPACE, Files, Objects, locate
 from stages.evidence.digests import parse_json, sha256_json
 from stages.evidence.ledger import Account
 from stages.platforms import Attempt, Receipt, Segment
@@ -232,7 +232,7 @@ class Reader:
         if len(platforms := sorted({record.receipt.platform for record in evidence if record.receipt})) > 1:
             self.problems.append(f"its stages ran on {' and '.join(platforms)}; taken as one of the first")
         return Run(
-            name=self.name,
+            name="workspace" if self.name == WORKSPACE else self.name,
             platform=platforms[0] if platforms else None,
             published=self.name.startswith(PUBLISHED),
             rehearsal=any(record.rehearsal for record in evidence),

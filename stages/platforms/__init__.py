@@ -224,7 +224,9 @@ def run(
             # The job is over: the next run is a new submission. After SIGKILL the handle stays, and is taken up.
             (folder / HANDLE).replace(folder / ENDED)
             if platform.paid:
-                with contextlib.suppress(ParityError, OSError):  # what cannot be read now stays held, for `campaign reconcile`
+                with contextlib.suppress(
+                    ParityError, OSError
+                ):  # what cannot be read now stays held, for `campaign reconcile`
                     context.settle(job, platform.receipt(handle, folder))
             raise
         out = folder / "out"
