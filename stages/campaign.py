@@ -25,7 +25,8 @@ from stages.evidence import ledger
 from stages.evidence.digests import read_json, write_json
 from stages.evidence.ledger import Account, Entry, Totals
 from stages.platforms import ENDED, HANDLE, Handle, Receipt
-from stages.protocol import Params, read_params, validate
+from stages.protocol import Params, read_params
+from stages.validation import validate
 
 ROLES = [role for role in get_args(ledger.Role) if role != "in_flight"]
 

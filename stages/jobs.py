@@ -21,25 +21,22 @@ from stages.evidence.digests import canonical, read_json, read_rows, sha256_file
 from stages.protocol import (
     Architecture,
     Execution,
-    Frozen,
     LabelScorer,
     Model,
-    Name,
     Protocol,
     Recipe,
-    RepoId,
     Resources,
-    Sha256,
     Stack,
     WindowScorer,
-    validate,
 )
+from stages.validation import Frozen, Name, RepoId, Sha256, validate
 
 # What a platform ships, and what the job id covers.
 WORKER_CODE = (
     "stages/__init__.py",
     "stages/command.py",
     "stages/protocol.py",
+    "stages/validation.py",
     "stages/jobs.py",
     "stages/worker.py",
     "stages/corpora/__init__.py",

@@ -8,7 +8,8 @@ import yaml
 from stages.check import checksums
 from stages.command import ParityError
 from stages.platforms import names, read_settings
-from stages.protocol import Protocol, read, read_params, read_protocol, read_yaml
+from stages.protocol import Protocol, read, read_params, read_protocol
+from stages.validation import read_yaml
 from tests.conftest import ROOT
 from tests.conftest import read as read_json
 

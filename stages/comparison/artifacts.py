@@ -11,7 +11,7 @@ import yaml
 from stages.command import ParityError
 from stages.comparison.revisions import Files, Folder
 from stages.evidence.digests import parse_json
-from stages.protocol import Loader
+from stages.validation import Loader
 
 
 class Artifact(NamedTuple):

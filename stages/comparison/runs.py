@@ -20,7 +20,8 @@ from stages.comparison.revisions import PUBLISHED, WORKSPACE, Files, Objects, lo
 from stages.evidence.digests import parse_json, sha256_json
 from stages.evidence.ledger import Account
 from stages.platforms import Attempt, Receipt, Segment
-from stages.protocol import Loader, Protocol, validate
+from stages.protocol import Protocol
+from stages.validation import Loader, validate
 
 STAGES = ("baseline", "train", "evaluate")
 CAMPAIGN = "metrics/campaign.json"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from stages.command import ParityError
 from stages.evidence.digests import canonical, parse_json
-from stages.protocol import Frozen, validate
+from stages.validation import Frozen, validate
 
 START = "0" * 64  # what the first line is chained to
 

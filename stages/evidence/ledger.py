@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 from stages.command import ParityError
 from stages.evidence.chain import append, lines, locked
 from stages.platforms import Receipt, state_folder
-from stages.protocol import Campaign, Frozen, validate
+from stages.protocol import Campaign
+from stages.validation import Frozen, validate
 
 Role = Literal[
     "in_flight",

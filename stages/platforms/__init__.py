@@ -23,7 +23,7 @@ from pydantic import Field
 from stages.command import ParityError
 from stages.evidence.digests import read_json, write_json
 from stages.jobs import Job, verify, write_job
-from stages.protocol import Frozen, shown, validate
+from stages.validation import Frozen, shown, validate
 
 HANDLE = "handle.json"
 ENDED = "ended.json"  # the handle of an attempt that ended badly

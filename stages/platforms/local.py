@@ -16,7 +16,7 @@ from stages.evidence.digests import canonical, parse_json
 from stages.jobs import MANIFEST, PROJECT, Job
 from stages.platforms import Attempt, Context, Handle, Receipt, now
 from stages.platforms.common.process import die_with_parent, stop
-from stages.protocol import Frozen
+from stages.validation import Frozen
 
 ATTEMPTS = "attempts.jsonl"
 

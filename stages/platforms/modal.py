@@ -25,7 +25,7 @@ from stages.platforms.on_modal.calls import cancel, follow, stop_app
 from stages.platforms.on_modal.errors import JobError, explained, first_line
 from stages.platforms.on_modal.layout import Try, file_path
 from stages.platforms.on_modal.store import Store
-from stages.protocol import Count, Frozen, Name, validate
+from stages.validation import Count, Frozen, Name, validate
 
 MOUNT = "/parity"
 CODE = "/root"  # first on the container's Python path

@@ -21,7 +21,7 @@ from stages.platforms.common.stack import requirements
 from stages.platforms.on_nodus import bill, models, outputs
 from stages.platforms.on_nodus.client import connect, explained, get
 from stages.platforms.on_nodus.follow import cancel, follow
-from stages.protocol import Frozen, Name
+from stages.validation import Frozen, Name
 
 PYTHON = "3.11"
 NO_OFFERING = "NoFeasibleOffering"

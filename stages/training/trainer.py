@@ -25,7 +25,7 @@ from trl import SFTConfig, SFTTrainer
 from stages.command import ParityError
 from stages.evidence.digests import read_json, whole, write_json
 from stages.jobs import Training
-from stages.protocol import Frozen, Sha256, validate
+from stages.validation import Frozen, Sha256, validate
 
 MARKER = "checkpoint.json"
 COLUMNS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy", "num_tokens")

@@ -14,7 +14,8 @@ from typing import Any
 from stages.jobs import PROJECT, build, read_job, write_job
 from stages.platforms.common.process import die_with_parent, stop
 from stages.platforms.modal import app_name
-from stages.protocol import read_protocol, read_yaml
+from stages.protocol import read_protocol
+from stages.validation import read_yaml
 from tests.platforms.modal_worker import export
 
 WORKER = Path(__file__).with_name("modal_worker.py")

@@ -23,7 +23,7 @@ from stages.platforms import modal
 from stages.platforms.common import source
 from stages.platforms.common.progress import Echo
 from stages.platforms.on_modal import store
-from stages.protocol import validate
+from stages.validation import validate
 from tests.platforms.modal_kit import SETTINGS, WORKER
 
 

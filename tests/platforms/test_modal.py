@@ -19,7 +19,8 @@ from stages.platforms import Context, modal
 from stages.platforms.common import source
 from stages.platforms.on_modal import bill
 from stages.platforms.on_modal.store import Store
-from stages.protocol import read_protocol, validate
+from stages.protocol import read_protocol
+from stages.validation import validate
 from tests.platforms.conftest import Finished
 from tests.platforms.modal_kit import SETTINGS, Emulator, delivered, exported, job_id, make_job, submit
 from tests.platforms.modal_submit import submit as run

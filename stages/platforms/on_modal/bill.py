@@ -10,7 +10,7 @@ from pydantic import Field
 from stages.command import ParityError
 from stages.jobs import Job
 from stages.platforms.on_modal.layout import Try
-from stages.protocol import Count, Frozen, Name, Usd
+from stages.validation import Count, Frozen, Name, Usd
 
 TAG = "parity-job"
 

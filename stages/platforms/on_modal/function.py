@@ -20,7 +20,7 @@ from stages.evidence.digests import read_json, sha256_file, write_json
 from stages.jobs import MANIFEST, PROJECT, Job, read_manifest
 from stages.platforms.common.process import die_with_parent, stop
 from stages.platforms.on_modal.layout import HUB, Try, file_path, job_folder
-from stages.protocol import validate
+from stages.validation import validate
 
 # Where the Volume is mounted. An emulator that may not mount says where it put it instead.
 VOLUME = Path(os.environ.get("PARITY_VOLUME", "/parity"))

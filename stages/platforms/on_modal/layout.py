@@ -8,7 +8,7 @@ jobs/<id>/manifest.json    the finished job's output by name, each file's conten
 hub/                       the hub's own cache: models by revision
 """
 
-from stages.protocol import Frozen
+from stages.validation import Frozen
 
 FILES = "files"
 HUB = "hub"

@@ -16,7 +16,7 @@ from stages.jobs import MANIFEST, Job
 from stages.platforms import now
 from stages.platforms.on_modal.errors import unreachable
 from stages.platforms.on_modal.layout import FILES, Try, file_path, job_folder
-from stages.protocol import validate
+from stages.validation import validate
 
 BLOCK = 8 << 20  # Modal's own: a URL names a block of this size, counted from the file's start
 AHEAD = 4  # blocks under way at once; with their copies they bound the memory
