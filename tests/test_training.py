@@ -70,6 +70,7 @@ def finish(folder: Path) -> dict[str, Any]:
         "tokens": result["training_tokens_sha256"],
         "files": {n: e.sha256 for n, e in manifest.files.items() if n.startswith("model/") or n == "log_history.csv"},
         "said": done.stdout,
+        "warned": done.stderr,
     }
 
 
@@ -100,6 +101,7 @@ def test_two_runs_of_one_seed_are_the_same_bytes(
 ) -> None:
     again = finish(job_folder(embedded, rows, tiny_model, tmp_path / "in another folder"))
     same(again, undisturbed)
+    assert "\r" not in again["said"] + again["warned"]  # plain lines where there is no terminal
     assert set(again["files"]) >= {"model/model.safetensors", "model/training_args.bin", "log_history.csv"}
 
 
