@@ -55,7 +55,7 @@ def test_the_branches_differ_in_parameter_lock_metrics_and_evidence_alone(projec
         changed = run("git", "diff", "--name-only", other, "nodus", cwd=project).stdout.split()
         assert {name for name in changed if not name.startswith("metrics/")} == {"dvc.lock", "params.yaml"}
     params = run("git", "diff", "-U0", "nodus", "modal", "--", "params.yaml", cwd=project).stdout
-    assert re.findall(r"^[-+](\w.*)$", params, re.MULTILINE) == ["platform: nodus", "platform: modal"]
+    assert re.findall(r"^[-+](\w+: \w+)", params, re.MULTILINE) == ["platform: nodus", "platform: modal"]
 
 
 @pytest.mark.slow
