@@ -58,7 +58,7 @@ def test_the_pilots_job_asks_for_its_resources_pins_and_mounts(emulated: Emulato
 
 def test_the_workers_code_goes_along_and_nothing_else(emulated: Emulator, finished: Finished) -> None:
     mounts = [[file["filename"] for file in mount.get("files", [])] for mount in emulated.requests("MountGetOrCreate")]
-    expected = sorted(f"/root/{name}" for name in [*source.worker_files(), *modal.FUNCTION_CODE])
+    expected = sorted(f"{modal.CODE}/{name}" for name in [*source.worker_files(), *modal.FUNCTION_CODE])
     assert all(sorted(files) in ([], expected) for files in mounts)
     assert expected in map(sorted, mounts)
     assert not re.search(r"\.git|\.env|data/|params", " ".join(expected))
