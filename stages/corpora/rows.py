@@ -30,7 +30,7 @@ def read_columns(files: Iterable[Path], columns: dict[str, str]) -> Iterator[tup
             with pq.ParquetFile(path) as table:
                 check_schema(path, table.schema_arrow, columns)
                 start = 0
-                for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
+                for batch in batches(table, list(columns)):
                     lists = [batch.column(name) for name in columns]
                     for name, values in zip(columns, lists, strict=True):
                         if values.null_count:
@@ -41,6 +41,12 @@ def read_columns(files: Iterable[Path], columns: dict[str, str]) -> Iterator[tup
         except (pa.ArrowException, UnicodeDecodeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ParityError(f"{path}: cannot be read as parquet: {reason}") from None
+
+
+def batches(table: Any, columns: list[str]) -> Iterator[Any]:
+    """A parquet file's batches, one row group at a time: asked for all groups, pyarrow keeps those already read."""
+    for group in range(table.num_row_groups):
+        yield from table.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
 
 
 def check_schema(path: Path, schema: Any, columns: dict[str, str]) -> None:
