@@ -21,14 +21,22 @@ from stages.protocol import Protocol, read_params, read_protocol
 from stages.training.rows import tokenize, training_tokens_sha256
 
 
+def check_inputs(protocol: Protocol, inputs: Path) -> None:
+    """Refuse to plan from rows that the protocol does not pin."""
+    for task in command.TASKS:
+        pins = getattr(protocol.inputs, task)
+        for name, pin in zip(layout.input_names(task), (pins.train, pins.test), strict=True):
+            if not (inputs / name).is_file() or sha256_file(inputs / name) != pin.sha256:
+                raise ParityError(
+                    f"{inputs / name}: not what the protocol {protocol.name} pins; run `dvc repro prepare` under it first"
+                )
+
+
 def plan_task(protocol: Protocol, task: Task, inputs: Path, tokenizer: Path, seed: int, steps: int) -> dict[str, Any]:
     """The totals of a task's first `steps` optimizer steps (0: all of the recipe's)."""
     from stages.training.plan import plan
 
     path = inputs / layout.input_names(task)[0]
-    pin = getattr(protocol.inputs, task).train.sha256
-    if path.is_file() and sha256_file(path) != pin:
-        raise ParityError(f"{path}: not what the protocol {protocol.name} pins; run `dvc repro prepare` under it first")
     recipe = getattr(protocol.train, task)
     tokens = tokenize(list(read_rows(path, ROW_KEYS[task])), tokenizer, recipe.max_length, path)
     planned = plan([len(ids) for ids in tokens], recipe, seed)
@@ -76,6 +84,7 @@ def main() -> None:
     given = arguments.parse_args()
     params, _ = read_params()
     protocol = read_protocol(given.protocol or params.protocol)
+    check_inputs(protocol, given.inputs)
     tokenizer = tokenizer_folder(protocol.model, params.mirror_path, layout.RAW)
     plans: dict[str, dict[str, Any]] = {
         task: plan_task(protocol, task, given.inputs, tokenizer, params.seed, given.steps) for task in command.TASKS
