@@ -27,9 +27,8 @@ def check_inputs(protocol: Protocol, inputs: Path) -> None:
         pins = getattr(protocol.inputs, task)
         for name, pin in zip(layout.input_names(task), (pins.train, pins.test), strict=True):
             if not (inputs / name).is_file() or sha256_file(inputs / name) != pin.sha256:
-                raise ParityError(
-                    f"{inputs / name}: not what the protocol {protocol.name} pins; run `dvc repro prepare` under it first"
-                )
+                hint = "run `dvc repro prepare` under it first"
+                raise ParityError(f"{inputs / name}: not what the protocol {protocol.name} pins; {hint}")
 
 
 def plan_task(protocol: Protocol, task: Task, inputs: Path, tokenizer: Path, seed: int, steps: int) -> dict[str, Any]:
