@@ -8,7 +8,6 @@ JOB holds `job.json`, `inputs/` and `model/`. Prints the receipt and the digests
 import argparse
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -107,7 +106,9 @@ def main() -> None:
     found = submit(given.state, given.job, given.settings, given.cap)
     found |= {f"{name}_seconds": taken[0] for name, taken in seconds.items() if taken}
     found["heavy"] = sorted({"torch", "transformers", "trl"} & sys.modules.keys())
-    found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    # Not getrusage: its peak is inherited from the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    found["peak_mib"] = int(status.split("VmHWM:")[1].split()[0]) // 1024
     print(json.dumps(found))
 
 
