@@ -6,7 +6,7 @@ VENV := .venv
 PLATFORM ?= modal
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help setup repro rehearse show test test-slow lint format bench clean
+.PHONY: help setup repro rehearse show test test-slow faults lint format bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ setup: $(VENV)/.ready ## make .venv and install what the project needs
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,nodus]'
+	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,nodus,s3]'
 	touch $@
 
 repro: setup ## run the pipeline on params.yaml and show its metrics
@@ -32,10 +32,13 @@ show: setup ## show the metrics of the last run
 	python -m stages.show
 
 test: setup ## run the tests
-	python -m pytest -m "not slow"
+	python -m pytest -m "not slow and not faults"
 
 test-slow: setup ## run the tests that take minutes each
 	python -m pytest -m slow
+
+faults: setup ## run every fault of tests/faults: kills, full disks, remotes, hostile input
+	python -m pytest tests/faults
 
 lint: setup ## check style and types
 	ruff check .
