@@ -5,8 +5,10 @@ Expected errors print `error: ...` on stderr and exit with 1, or 2 where the com
 """
 
 import argparse
+import ctypes
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Literal, NoReturn, get_args
@@ -17,6 +19,9 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 # tokenizers and safetensors (Rust), and torch's zip writer, do not raise OSError.
 LIBRARIES_ON_A_FULL_DISK = ("os error 28", "PytorchStreamWriter failed writing", "iostream error")
+
+
+PR_SET_PDEATHSIG = 1
 
 
 class ParityError(Exception):
@@ -31,6 +36,11 @@ def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
 
 def add_task(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("task", choices=TASKS, help="which task to work on")
+
+
+def die_with_parent() -> None:
+    """For `preexec_fn`: the kernel kills the child when the thread that started it is gone, SIGKILL included."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def explain(error: BaseException) -> str | None:

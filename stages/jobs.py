@@ -69,6 +69,7 @@ class JobModel(Frozen):
 class Training(Frozen):
     recipe: Recipe
     seed: int
+    processes: int = Field(ge=1)
 
 
 class Scoring(Frozen):
@@ -143,7 +144,7 @@ def build(
         names[path.name] = checked_rows(path, task)
     training = scoring = None
     if seed is not None:
-        training = Training(recipe=getattr(protocol.train, task), seed=seed)
+        training = Training(recipe=getattr(protocol.train, task), seed=seed, processes=protocol.train.processes)
     else:
         labels = protocol.select.sft.classes if task == "sft" else ()
         scoring = Scoring(scorer=getattr(protocol.score, task), labels=labels)

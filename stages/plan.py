@@ -38,7 +38,7 @@ def plan_task(protocol: Protocol, task: Task, inputs: Path, tokenizer: Path, see
     path = inputs / layout.input_names(task)[0]
     recipe = getattr(protocol.train, task)
     tokens = tokenize(list(read_rows(path, ROW_KEYS[task])), tokenizer, recipe.max_length, path)
-    planned = plan([len(ids) for ids in tokens], recipe, seed)
+    planned = plan([len(ids) for ids in tokens], recipe, seed, protocol.train.processes)
     total = planned[min(steps or len(planned), len(planned)) - 1]
     return {
         "steps": total.step,

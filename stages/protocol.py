@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.command import ParityError
+from stages.command import TASKS, ParityError
 from stages.validation import Count, Frozen, Name, Positive, RepoId, Sha256, Share, Usd, read_yaml, shown, validate
 
 
@@ -172,8 +172,18 @@ class TaskInputs(Frozen):
 
 
 class Recipes(Frozen):
+    processes: Count = Field(description="that train together, one GPU each, on one machine")
     sft: Recipe
     pretrain: Recipe
+
+    @model_validator(mode="after")
+    def global_batch_is_kept(self) -> "Recipes":
+        for task in TASKS:
+            if (steps := getattr(self, task).gradient_accumulation_steps) % self.processes:
+                raise ValueError(
+                    f"processes: {self.processes} cannot share the {steps} micro-batches of {task}.gradient_accumulation_steps"
+                )
+        return self
 
 
 class Scorers(Frozen):

@@ -77,7 +77,8 @@ def load_model(job: Job, folder: Path, dtype: str, device: str) -> tuple[Any, An
     return model.to(device), tokenizer
 
 
-def run_training(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[str, Any]:
+def train_here(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[str, Any]:
+    """Train in this process, which may be one of several; returns the metrics and the training tokens' digest."""
     from stages.training.rows import tokenize, training_tokens_sha256
 
     assert job.training is not None
@@ -91,11 +92,16 @@ def run_training(job: Job, folder: Path, out: Path, state: Path, device: str) ->
     metrics = train(
         job.training, rows, tokens, model, tokenizer, job_id=job.id, checkpoints=state, out=out, device=device
     )
-    return {
-        "metrics": metrics,
-        "training_tokens_sha256": training_tokens_sha256(tokens),
-        "model_weights_sha256": sha256_file(out / "model" / "model.safetensors"),
-    }
+    return {"metrics": metrics, "training_tokens_sha256": training_tokens_sha256(tokens)}
+
+
+def run_training(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[str, Any]:
+    from stages.training.processes import launch
+
+    assert job.training is not None
+    train = train_here if job.training.processes == 1 else launch
+    result = train(job, folder, out, state, device)
+    return result | {"model_weights_sha256": sha256_file(out / "model" / "model.safetensors")}
 
 
 def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any]:

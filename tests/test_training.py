@@ -35,7 +35,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_folder(embedded: Protocol, rows: Path, model: Path, folder: Path, **recipe: Any) -> Path:
     """A training job of 12 steps over three epochs, logged every 2 and kept every 3."""
-    seed = recipe.pop("seed", 11)
+    seed, processes = recipe.pop("seed", 11), recipe.pop("processes", 1)
     changes = {"max_steps": STEPS, "save_steps": 3, "logging_steps": 2} | recipe
     sft = embedded.train.sft.model_copy(update=changes)
     architecture = embedded.model.architecture.model_validate(
@@ -43,7 +43,7 @@ def job_folder(embedded: Protocol, rows: Path, model: Path, folder: Path, **reci
     )
     protocol = embedded.model_copy(
         update={
-            "train": embedded.train.model_copy(update={"sft": sft}),
+            "train": embedded.train.model_copy(update={"sft": sft, "processes": processes}),
             "model": embedded.model.model_copy(update={"architecture": architecture}),
         }
     )

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from datasets import Dataset
@@ -36,7 +36,7 @@ class Totals(Frozen):
 
     seconds: float = Field(ge=0, allow_inf_nan=False, description="train_runtime up to here, over all attempts")
     loss_sum: float = Field(allow_inf_nan=False)
-    loss_since_log: float = Field(allow_inf_nan=False)
+    loss_since_log: list[Annotated[float, Field(allow_inf_nan=False)]]  # of each process
     last_logged_step: int
     tokens: int
     metrics: dict[str, list[float]]
@@ -86,13 +86,16 @@ class Trainer(SFTTrainer):
             return
         self.resumed = None
         self._total_loss_scalar = totals.loss_sum
-        self._tr_loss += totals.loss_since_log
+        self._tr_loss += totals.loss_since_log[self.args.process_index]
         self._globalstep_last_logged = totals.last_logged_step
         self._total_train_tokens = totals.tokens
         self._metrics["train"].update({key: list(values) for key, values in totals.metrics.items()})
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
+        losses = self.accelerator.gather(self._tr_loss.reshape(1))  # which also waits for every process's random state
+        if not self.is_world_process_zero():
+            return
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         marker = Checkpoint(
             version=1,
@@ -102,7 +105,7 @@ class Trainer(SFTTrainer):
             totals=Totals(
                 seconds=self.prior_seconds + time.time() - self.started,
                 loss_sum=self._total_loss_scalar,
-                loss_since_log=self._tr_loss.item(),
+                loss_since_log=losses.tolist(),
                 last_logged_step=self._globalstep_last_logged,
                 tokens=self._total_train_tokens,
                 metrics={key: [float(v) for v in values] for key, values in self._metrics["train"].items()},
@@ -148,13 +151,19 @@ def last_checkpoint(folder: Path, job_id: str) -> tuple[Path, Totals] | None:
 
 
 def arguments(training: Training, folder: Path, device: str) -> SFTConfig:
-    """The recipe as `SFTConfig`; what is set beside it concerns reporting and the place, not the result."""
+    """The recipe as `SFTConfig`; what is set beside it concerns reporting and the place, not the result.
+
+    Its global batch stays: several processes divide the micro-batches of a step among them.
+    """
+    recipe = training.recipe.model_dump()
+    recipe["gradient_accumulation_steps"] //= training.processes
     return SFTConfig(
-        **training.recipe.model_dump(),
+        **recipe,
         seed=training.seed,
         data_seed=training.seed,
         output_dir=str(folder),
         use_cpu=device == "cpu",
+        ddp_backend={"cpu": "gloo", "cuda": "nccl"}[device] if training.processes > 1 else None,
         report_to="none",
         disable_tqdm=not sys.stdout.isatty(),
     )
@@ -176,12 +185,14 @@ def train(
 
     `expected` are the rows' token ids as planned; the trainer's must equal them. Returns metrics, seconds among them.
     """
-    checkpoint = last_checkpoint(checkpoints, job_id)
+    config = arguments(training, checkpoints, device)
+    with config.main_process_first(local=False):  # which clears away what the others then do not see
+        checkpoint = last_checkpoint(checkpoints, job_id)
     trainer = Trainer(
         job_id=job_id,
         resumed=checkpoint[1] if checkpoint else None,
         model=model,
-        args=arguments(training, checkpoints, device),
+        args=config,
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
     )
@@ -192,7 +203,8 @@ def train(
         trainer.add_callback(Lines())
     trainer.train(resume_from_checkpoint=str(checkpoint[0]) if checkpoint else None)
     trainer.save_model(str(out / "model"))
-    write_curve(out / "log_history.csv", trainer.state.log_history)
+    if trainer.is_world_process_zero():
+        write_curve(out / "log_history.csv", trainer.state.log_history)
     return summary(trainer)
 
 
@@ -201,7 +213,8 @@ def summary(trainer: Trainer) -> dict[str, Any]:
     history = trainer.state.log_history
     last = {key: value for entry in history for key, value in entry.items()}
     seconds = trainer.prior_seconds + last["train_runtime"]
-    rows = trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps * trainer.state.max_steps
+    batch = trainer.args.train_batch_size * trainer.args.gradient_accumulation_steps * trainer.args.world_size
+    rows = batch * trainer.state.max_steps
     return {
         "global_step": trainer.state.global_step,
         "epoch": last["epoch"],

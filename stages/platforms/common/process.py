@@ -1,25 +1,15 @@
 """Child processes that do not outlive this one, and the emulator among them."""
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from stages.command import ParityError
+from stages.command import ParityError, die_with_parent
 from stages.jobs import PROJECT
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """For `preexec_fn`: the kernel kills the child when the thread that started it is gone, SIGKILL included."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
 
 def stop(child: "subprocess.Popen[str]", grace: float = 10) -> None:
     """Ask a child to end, and end it where it does not."""
