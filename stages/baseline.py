@@ -4,17 +4,16 @@ python -m stages.baseline sft|pretrain
 """
 
 from stages import command, layout
-from stages.delivery import base_model, deliver
+from stages.delivery import arguments, base_model, deliver
 from stages.protocol import read
 
 
 def main() -> None:
-    arguments = command.parser("stages.baseline", __doc__)
-    command.add_task(arguments)
-    task = arguments.parse_args().task
+    given = arguments("stages.baseline", __doc__)
+    task = given.task
     _, protocol = read()
     outputs = {"predictions.jsonl": layout.predictions(task, "baseline")}
-    deliver(task, "baseline", model=base_model(protocol), training=False, outputs=outputs)
+    deliver(task, "baseline", model=base_model(protocol), training=False, outputs=outputs, detach=given.detach)
 
 
 if __name__ == "__main__":

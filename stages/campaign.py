@@ -5,16 +5,14 @@
     python -m stages.campaign mark ATTEMPT ROLE [--detail WHY]
     python -m stages.campaign export [--out FILE] [--json]
 
-`reconcile` settles what is held by the platforms' own receipts. A hold whose job cannot be found again stays until you
-have looked at the platform yourself and release it. `export` writes the file that comparisons and publications read.
+`reconcile` settles what is held by the platforms' own receipts; a hold whose job the platform never saw is let go.
+Where a platform cannot be asked the hold stays, until you have looked yourself and release it. `export` writes the
+file that comparisons and publications read.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +23,7 @@ from stages.evidence import ledger
 from stages.evidence.digests import read_json, write_json
 from stages.evidence.ledger import Account, Entry, Totals
 from stages.platforms import ENDED, HANDLE, Handle, Receipt
+from stages.platforms.common.lock import locked
 from stages.protocol import Params, read_params
 from stages.validation import validate
 
@@ -48,33 +47,32 @@ def arguments() -> argparse.ArgumentParser:
     return made
 
 
-@contextmanager
-def idle(folder: Path) -> Iterator[None]:
-    """Hold a job's lock; raises ParityError where a process is working on the job."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
-        try:
-            flock(lock, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            raise ParityError("a process on this machine is working on it") from None
-        yield
+def platform_receipt(params: Params, sections: dict[str, Any], entry: Entry) -> Receipt | None:
+    """What the platform says of an attempt's job, found by its handle or its id; None for one that it never saw."""
+    if not entry.job:
+        raise ParityError(f"no job of it is known; `python -m stages.campaign reconcile --release {entry.id}`")
+    settings = platforms.read_settings(entry.platform, sections, Path("params.yaml"))
+    context = platforms.Context(params.mirror_path, Decimal(params.campaign.cap_usd))
+    folder = platforms.state_folder() / entry.platform / entry.job
+    try:
+        with locked(folder, wait=False):
+            platform: platforms.Platform = platforms.load(entry.platform).Platform(settings, context)
+            handle = find(platform, entry, entry.job, folder)
+            return platform.receipt(handle, folder) if handle else None
+    except ConnectionError as error:
+        raise ParityError(command.explain(error)) from None
 
 
-def platform_receipt(params: Params, sections: dict[str, Any], entry: Entry) -> Receipt:
-    """What the platform says of an attempt's job, found by the handle that its submission left."""
-    folder = platforms.state_folder() / entry.platform / (entry.job or "")
-    with idle(folder):
-        path = next((folder / name for name in (HANDLE, ENDED) if (folder / name).is_file()), None)
-        if not entry.job or path is None:
-            raise ParityError(
-                "no handle of its job is left; look at the platform's own list, and if nothing was charged "
-                f"`python -m stages.campaign reconcile --release {entry.id}`"
-            )
-        handle = validate(Handle, read_json(path), path)
-        settings = platforms.read_settings(entry.platform, sections, Path("params.yaml"))
-        context = platforms.Context(params.mirror_path, Decimal(params.campaign.cap_usd))
-        platform: platforms.Platform = platforms.load(entry.platform).Platform(settings, context)
-        return platform.receipt(handle, folder)
+def find(platform: platforms.Platform, entry: Entry, job: str, folder: Path) -> Handle | None:
+    """The handle of an attempt's job: on disk, or, where its process was killed before that, by asking the platform."""
+    for path in (folder / HANDLE, folder / ENDED):
+        if path.is_file():
+            return validate(Handle, read_json(path), path)
+    reference = platform.find(job)
+    if reference is None:
+        return None
+    submitted = reference.get("submitted_utc") or platforms.now()
+    return Handle(version=1, platform=entry.platform, job=job, submitted_utc=submitted, reference=reference)
 
 
 def reconcile(given: argparse.Namespace, params: Params, sections: dict[str, Any]) -> None:

@@ -1,20 +1,24 @@
 """What `baseline`, `train` and `evaluate` share: run a job on the chosen platform and place what comes back."""
 
+import argparse
 import contextlib
+import os
 import shutil
 import subprocess
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from stages import layout, platforms
-from stages.command import Task
+from stages import command, layout, platforms
+from stages.command import ParityError, Task
 from stages.evidence import ledger
 from stages.evidence.digests import read_json, sha256_json, write_json
 from stages.jobs import Job, build
 from stages.platforms import Delivery
 from stages.platforms.common.process import rehearsal
 from stages.protocol import Params, Protocol, read_params, read_protocol
+
+BOUNDLESS = "999999999.00"
 
 
 def base_model(protocol: Protocol) -> Path | None:
@@ -67,6 +71,7 @@ def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, resul
             "worker_seconds": result["worker_seconds"],
             "delivery_seconds": delivery.seconds,
             "delivery_clock": "submission to verified output, by the submitting machine's wall clock",
+            "taken_up": delivery.taken_up,
         },
         "receipt": delivery.receipt.model_dump(),
     }
@@ -80,26 +85,49 @@ def metrics(result: dict[str, Any], delivery: Delivery) -> dict[str, Any]:
     return found
 
 
-def budgeted(params: Params, stage: str, state: Path) -> platforms.Context:
+def budgeted(params: Params, stage: str, state: Path, *, detach: bool = False) -> platforms.Context:
     """What the platform may know of the run, its submissions held against the campaign's ledger in `state`."""
     campaign, cap = params.campaign, Decimal(params.campaign.cap_usd)
 
-    def held(job: Job) -> str | None:
+    def held(job: Job) -> ledger.Entry | None:
         return ledger.held(campaign.name, job=job.id, platform=params.platform, state=state)
 
     def reserve(job: Job) -> None:
-        if ledger.in_flight(campaign.name, job=job.id, platform=params.platform, state=state) is None:
+        found = ledger.in_flight(campaign.name, job=job.id, platform=params.platform, state=state)
+        if found is None:
             arguments = {"job": job.id, "platform": params.platform, "task": job.task, "stage": stage}
             ledger.reserve(campaign, **arguments, amount=cap, state=state)
+        elif Decimal(found.held_usd or 0) < cap:
+            raise ParityError(
+                f"campaign {campaign.name}: attempt {found.id} at this job holds {found.held_usd} USD, less than "
+                f"campaign.cap_usd, {cap}. Set that back, or run `python -m stages.campaign reconcile` first"
+            )
 
     def settle(job: Job, receipt: platforms.Receipt) -> None:
         if attempt := held(job):
-            ledger.settle_by(campaign.name, attempt, receipt, state)
+            ledger.settle_by(campaign.name, attempt.id, receipt, state)
 
-    return platforms.Context(params.mirror_path, cap, reserve, settle)
+    return platforms.Context(params.mirror_path, cap, reserve, settle, detach)
 
 
-def deliver(task: Task, stage: str, *, model: Path | None, training: bool, outputs: dict[str, Path]) -> None:
+def rehearsing(params: Params) -> Params:
+    """A rehearsal is held to the cap of each job and booked, but spends nothing, so it never runs out of budget."""
+    campaign = params.campaign.model_copy(update={"authorization_usd": BOUNDLESS})
+    return params.model_copy(update={"campaign": campaign})
+
+
+def arguments(module: str, doc: str | None) -> argparse.Namespace:
+    """The command line of a stage that runs a job."""
+    made = command.parser(module, doc)
+    command.add_task(made)
+    detach = "leave a paid job running on Ctrl-C; the same command takes it up (or set PARITY_DETACH=1)"
+    made.add_argument("--detach", action="store_true", default=bool(os.environ.get("PARITY_DETACH")), help=detach)
+    return made.parse_args()
+
+
+def deliver(
+    task: Task, stage: str, *, model: Path | None, training: bool, outputs: dict[str, Path], detach: bool
+) -> None:
     """Train on a task's train rows, or score its test rows, with `model` (None: the hub's).
 
     `outputs` says which files or folders of the job's output go where; metrics and evidence go where `layout` says.
@@ -115,7 +143,7 @@ def deliver(task: Task, stage: str, *, model: Path | None, training: bool, outpu
     print(f"{stage} {task}: job {job.id:.12} on {params.platform}", flush=True)
     rehearsed = params.rehearse and params.platform != "local"
     state = platforms.state_folder() / "rehearsal" if rehearsed else platforms.state_folder()
-    context = budgeted(params, stage, state)
+    context = budgeted(rehearsing(params) if rehearsed else params, stage, state, detach=detach)
     with contextlib.ExitStack() as stack:
         if rehearsed:
             stack.enter_context(rehearsal(params.platform, state / f"{params.platform}-emulator", params.mirror_path))

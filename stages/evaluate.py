@@ -5,7 +5,7 @@ python -m stages.evaluate sft|pretrain
 
 from stages import command, layout
 from stages.command import ParityError, Task
-from stages.delivery import deliver
+from stages.delivery import arguments, deliver
 from stages.evidence.digests import read_json, sha256_file
 
 
@@ -20,12 +20,11 @@ def check_weights(task: Task) -> None:
 
 
 def main() -> None:
-    arguments = command.parser("stages.evaluate", __doc__)
-    command.add_task(arguments)
-    task = arguments.parse_args().task
+    given = arguments("stages.evaluate", __doc__)
+    task = given.task
     check_weights(task)
     outputs = {"predictions.jsonl": layout.predictions(task, "evaluate")}
-    deliver(task, "evaluate", model=layout.model(task), training=False, outputs=outputs)
+    deliver(task, "evaluate", model=layout.model(task), training=False, outputs=outputs, detach=given.detach)
 
 
 if __name__ == "__main__":

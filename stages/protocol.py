@@ -180,9 +180,8 @@ class Recipes(Frozen):
     def global_batch_is_kept(self) -> "Recipes":
         for task in TASKS:
             if (steps := getattr(self, task).gradient_accumulation_steps) % self.processes:
-                raise ValueError(
-                    f"processes: {self.processes} cannot share the {steps} micro-batches of {task}.gradient_accumulation_steps"
-                )
+                key = f"{task}.gradient_accumulation_steps"
+                raise ValueError(f"processes: {self.processes} cannot share the {steps} micro-batches of {key}")
         return self
 
 

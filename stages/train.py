@@ -4,17 +4,16 @@ python -m stages.train sft|pretrain
 """
 
 from stages import command, layout
-from stages.delivery import base_model, deliver
+from stages.delivery import arguments, base_model, deliver
 from stages.protocol import read
 
 
 def main() -> None:
-    arguments = command.parser("stages.train", __doc__)
-    command.add_task(arguments)
-    task = arguments.parse_args().task
+    given = arguments("stages.train", __doc__)
+    task = given.task
     _, protocol = read()
     outputs = {"model": layout.model(task), "log_history.csv": layout.loss_curve(task)}
-    deliver(task, "train", model=base_model(protocol), training=True, outputs=outputs)
+    deliver(task, "train", model=base_model(protocol), training=True, outputs=outputs, detach=given.detach)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def _alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         "PATH": f"{Path(sys.executable).parent}:{before['PATH']}",
         "PYTHONPATH": "",
         "GIT_CONFIG_GLOBAL": "/dev/null",
+        "NODUS_CONFIG": "/dev/null",
+        "MODAL_CONFIG_PATH": "/dev/null",
         **{f"GIT_{who}_{what}": "test@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }
     yield

@@ -102,7 +102,7 @@ def test_settling_twice_says_it_once_and_settling_the_unknown_is_refused(state: 
 
 def test_a_killed_submission_is_found_again_by_its_job() -> None:
     attempt = reserve(job="b" * 64)
-    assert ledger.held("test", job="b" * 64, platform="nodus") == attempt
+    assert ledger.held("test", job="b" * 64, platform="nodus") == ledger.by_id("test", attempt)
     assert ledger.held("test", job="b" * 64, platform="modal") is None
     settle(attempt)
     assert ledger.held("test", job="b" * 64, platform="nodus") is None
@@ -110,9 +110,9 @@ def test_a_killed_submission_is_found_again_by_its_job() -> None:
 
 def test_an_attempt_of_which_nothing_is_known_is_taken_up_and_one_that_failed_is_not() -> None:
     attempt = reserve(job="b" * 64)
-    assert ledger.in_flight("test", job="b" * 64, platform="nodus") == attempt
+    assert ledger.in_flight("test", job="b" * 64, platform="nodus") == ledger.by_id("test", attempt)
     ledger.settle_by("test", attempt, receipt("0.05", final=False, outcome="failed"))
-    assert ledger.held("test", job="b" * 64, platform="nodus") == attempt
+    assert ledger.held("test", job="b" * 64, platform="nodus") == ledger.by_id("test", attempt)
     assert ledger.in_flight("test", job="b" * 64, platform="nodus") is None
 
 
@@ -274,7 +274,7 @@ def test_status_shows_attempts_and_what_is_left_as_a_table_and_as_json(spent: st
 
 def test_reconcile_keeps_a_hold_that_it_cannot_explain_until_it_is_released(spent: str) -> None:
     shown = command("reconcile").stdout
-    assert f"{spent}: still held: no handle of its job is left" in shown
+    assert f"{spent}: still held: nodus: not signed in" in shown
     refused = command("reconcile", "--release", "nobody")
     assert refused.returncode == 1
     assert f"nobody: no such hold; held are {spent}" in refused.stderr
@@ -283,7 +283,7 @@ def test_reconcile_keeps_a_hold_that_it_cannot_explain_until_it_is_released(spen
 
 
 def test_reconcile_leaves_a_job_alone_that_a_process_works_on(spent: str, state: Path) -> None:
-    from stages.platforms import locked
+    from stages.platforms.common.lock import locked
 
     with locked(state / "nodus" / ("a" * 64)):
         shown = command("reconcile")

@@ -1,4 +1,4 @@
-"""Promise: several processes train on the same global batches, resume as one does, and leave one process's bytes alone."""
+"""Promise: several processes train on the same global batches as one, and resume without a trace in the result."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from stages.command import ParityError
 from stages.protocol import Protocol, Recipes
 from stages.training.plan import plan
 from stages.training.rows import tokenize
-from tests.conftest import ROOT, read
+from tests.conftest import ROOT
 from tests.test_training import STEPS, finish, job_folder, kill_at, rows, same, worker
 
 __all__ = ["rows"]  # a fixture
@@ -102,9 +102,7 @@ def test_when_one_of_them_dies_the_others_go_and_the_error_says_so(
     assert processes_of(folder) == []
 
 
-def test_an_error_in_one_of_them_is_one_line(
-    embedded: Protocol, rows: Path, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_an_error_in_one_of_them_is_one_line(embedded: Protocol, rows: Path, tiny_model: Path, tmp_path: Path) -> None:
     folder = job_folder(embedded, rows, tiny_model, tmp_path, processes=2, learning_rate=1e30, max_grad_norm=1e30)
     done = subprocess.run(worker(folder), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -113,7 +111,7 @@ def test_an_error_in_one_of_them_is_one_line(
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(embedded: Protocol) -> None:
-    with pytest.raises(ValueError, match="3 cannot share the 2 micro-batches of sft.gradient_accumulation_steps"):
+    with pytest.raises(ValueError, match=r"3 cannot share the 2 micro-batches of sft\.gradient_accumulation_steps"):
         Recipes.model_validate(embedded.train.model_dump() | {"processes": 3})
 
 

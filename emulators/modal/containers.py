@@ -16,7 +16,7 @@ from emulators.modal import sandbox
 from emulators.modal.faults import Faults
 from emulators.modal.state import DEPLOYED, STOPPED, STOPPING, App, Call, State, new_id, pack
 from emulators.modal.volumes import Copy
-from stages.platforms.common.process import die_with_parent
+from stages.command import die_with_parent
 
 STEP = re.compile(r"^step (\d+)/")
 GRACE = 5.0  # seconds between asking a container to end and ending it; Modal gives 30

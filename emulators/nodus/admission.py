@@ -85,7 +85,8 @@ class Admission:
         fault = self.house.faults.take("no-dry-run")
         if fault and fault.get("status"):
             raise Refusal(422, *NO_OFFERING)
-        blocking = [dict(zip(("code", "message"), NO_OFFERING, strict=True))]
+        told = dict(zip(("code", "message"), NO_OFFERING, strict=True)) | (fault or {})
+        blocking = [{name: told[name] for name in ("code", "message")}]
         return billing.estimate() | ({"blockingReasons": blocking} if fault else {})
 
     def job(self, value: Object) -> Object:

@@ -161,16 +161,16 @@ def change(campaign_name: str, attempt: str, event: str, state: Path | None, **v
             append(file, event, attempt, **values)
 
 
-def held(campaign_name: str, *, job: str, platform: str, state: Path | None = None) -> str | None:
+def held(campaign_name: str, *, job: str, platform: str, state: Path | None = None) -> Entry | None:
     """The latest attempt at this job that is not final, if there is one."""
-    found = (e for e in entries(campaign_name, state) if (e.job, e.platform, e.final) == (job, platform, False))
-    return next(reversed([entry.id for entry in found]), None)
+    found = [e for e in entries(campaign_name, state) if (e.job, e.platform, e.final) == (job, platform, False)]
+    return found[-1] if found else None
 
 
-def in_flight(campaign_name: str, *, job: str, platform: str, state: Path | None = None) -> str | None:
+def in_flight(campaign_name: str, *, job: str, platform: str, state: Path | None = None) -> Entry | None:
     """The attempt at this job of which nothing was said yet: that of a process since killed. It may be taken up."""
     attempt = held(campaign_name, job=job, platform=platform, state=state)
-    return attempt if attempt and by_id(campaign_name, attempt, state).role == "in_flight" else None
+    return attempt if attempt and attempt.role == "in_flight" else None
 
 
 def by_id(campaign_name: str, attempt: str, state: Path | None = None) -> Entry:
@@ -184,13 +184,13 @@ def by_id(campaign_name: str, attempt: str, state: Path | None = None) -> Entry:
 def settle_by(campaign_name: str, attempt: str, receipt: Receipt, state: Path | None = None) -> None:
     """Settle an attempt by its platform's receipt.
 
-    A receipt's charge is of all attempts at the job that it lists, so what earlier ones are booked with comes off.
+    A receipt's charge is of all attempts at the job that it lists, so what others are booked with comes off.
     """
     entry = by_id(campaign_name, attempt, state)
-    others = [e for e in entries(campaign_name, state) if (e.job, e.platform) == (entry.job, entry.platform)]
-    earlier = [e for e in others[: [e.id for e in others].index(attempt)] if e.charge_usd is not None]
+    job = (entry.job, entry.platform)
+    others = [e for e in entries(campaign_name, state) if (e.job, e.platform) == job and e.id != attempt]
     total = None if receipt.charge_usd is None else Decimal(receipt.charge_usd)
-    charge = None if total is None else total - sum((Decimal(e.charge_usd or 0) for e in earlier), Decimal(0))
+    charge = None if total is None else total - sum((Decimal(e.charge_usd or 0) for e in others), Decimal(0))
     role = ended_as(receipt) if entry.role == "in_flight" else entry.role
     final = receipt.final
     settle(campaign_name, attempt, role=role, charge_usd=charge, final=final, detail=entry.detail, state=state)

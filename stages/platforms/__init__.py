@@ -5,17 +5,15 @@ the five functions below. It meets the worker in the job folder alone. The drive
 """
 
 import contextlib
-import fcntl
 import importlib
 import os
 import pkgutil
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TextIO
+from typing import Any, Literal, NamedTuple, Protocol
 
 import platformdirs
 from pydantic import Field
@@ -23,9 +21,12 @@ from pydantic import Field
 from stages.command import ParityError
 from stages.evidence.digests import read_json, write_json
 from stages.jobs import Job, verify, write_job
+from stages.platforms.common.lock import locked
+from stages.platforms.common.shield import interruptible
 from stages.validation import Frozen, shown, validate
 
 HANDLE = "handle.json"
+DELIVERED = "delivered.json"  # when the output was verified first; it may be fetched again
 ENDED = "ended.json"  # the handle of an attempt that ended badly
 
 
@@ -78,10 +79,15 @@ class Context(NamedTuple):
     cap_usd: Decimal  # no job may cost more
     reserve: Callable[[Job], None] = lambda job: None  # hold the cap before a paid submission, or refuse it
     settle: Callable[[Job, Receipt], None] = lambda job, receipt: None  # book what a paid job has cost
+    detach: bool = False  # leave a paid job running on Ctrl-C and SIGTERM
 
 
 class Platform(Protocol):
-    """The five things that a platform does, and nothing of it runs on afterwards, whatever happens."""
+    """What a platform does, and nothing of it runs on afterwards, whatever happens.
+
+    A ConnectionError, from any of these, says that the job may well live: its handle and its hold stay, and the same
+    command takes it up.
+    """
 
     # Whether jobs cost money. A finished one's output can then be fetched again, so its handle is kept.
     paid: bool
@@ -94,10 +100,14 @@ class Platform(Protocol):
     def submit(self, job: Job, folder: Path) -> dict[str, Any]:
         """Start the job in `folder/job`; return the reference that finds it again."""
 
+    def find(self, job_id: str) -> dict[str, Any] | None:
+        """The reference of the job's last submission; None where the platform has never seen one. For paid ones."""
+
     def wait(self, handle: Handle, folder: Path) -> None:
         """Return when the job has ended well; raise ParityError, with what to do, when it has not.
 
-        Lines of the worker's output go through `common.progress.Echo`. On KeyboardInterrupt the job is cancelled.
+        Lines of the worker's output go through `common.progress.Echo`. On KeyboardInterrupt the job is cancelled,
+        unless the context says `detach`.
         """
 
     def fetch(self, handle: Handle, folder: Path, out: Path) -> None:
@@ -115,6 +125,7 @@ class Delivery(NamedTuple):
     seconds: float  # from submission to verified output, by this machine's wall clock
     submitted_utc: str
     verified_utc: str
+    taken_up: bool  # by another process than the one that submitted, so the seconds hold a time nobody waited
 
 
 def names() -> list[str]:
@@ -142,66 +153,103 @@ def state_folder() -> Path:
     return Path(os.environ.get("PARITY_STATE") or platformdirs.user_state_path("parity"))
 
 
-def lock(path: Path) -> TextIO:
-    """Hold the lock file `path`, waiting where another process has it, and say so."""
-    while True:
-        stream = path.open("w")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting: another process runs job {path.stem:.12}", flush=True)
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        # The holder before us removes the file; a lock on a removed file excludes nobody.
-        if path.is_file() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
-            return stream
-        stream.close()
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a job's folder for this process alone."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    path = folder.with_name(f"{folder.name}.lock")
-    with lock(path):
-        try:
-            folder.mkdir(exist_ok=True)
-            yield
-        finally:
-            path.unlink()
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that what it cleans up is cleaned up."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def now() -> str:
     return datetime.now(UTC).isoformat()
 
 
 def submit(platform: Platform, name: str, context: Context, job: Job, folder: Path) -> Handle:
-    """Find the job's handle, or submit it and write one."""
-    path = folder / HANDLE
-    if path.is_file():
-        return validate(Handle, read_json(path), path)
+    """Submit the job and write its handle. A refusal is booked as an attempt that cost nothing."""
+    if platform.paid and job.training and (count := job.training.processes) > max(1, job.resources.gpus):
+        raise ParityError(f"protocol: train.processes: {count} need a GPU each, resources.gpus is {job.resources.gpus}")
     if (cost := platform.estimate(job)) is not None:
         print(f"estimated cost: {cost} USD", flush=True)
     if platform.paid:
         context.reserve(job)
     submitted = now()
-    reference = platform.submit(job, folder)
+    try:
+        reference = platform.submit(job, folder)
+    except ParityError as error:
+        if platform.paid:
+            context.settle(job, without_charge(name, error, final=True))
+        raise
+    except KeyboardInterrupt as error:
+        if platform.paid and not context.detach:
+            book_broken_off(platform, name, context, job, folder, error)
+        raise
+    submitted = reference.get("submitted_utc") or submitted  # of a job that was found instead
     handle = Handle(version=1, platform=name, job=job.id, submitted_utc=submitted, reference=reference)
-    write_json(path, handle.model_dump())
+    write_json(folder / HANDLE, handle.model_dump())
     return handle
+
+
+def without_charge(name: str, error: BaseException, *, final: bool) -> Receipt:
+    """The receipt of an attempt whose charge is none, or, until it is final, not known."""
+    reason = str(error) or "interrupted"
+    attempt = Attempt(outcome="failed", reason=reason, started_utc=None if final else now())
+    return Receipt(platform=name, attempts=[attempt], charge_usd=None, final=final)
+
+
+def book(platform: Platform, context: Context, handle: Handle, folder: Path, error: BaseException) -> None:
+    """Put an attempt that ended in `error` on the ledger. What its receipt does not say now stays held."""
+    if not platform.paid:
+        return
+    try:
+        receipt = platform.receipt(handle, folder)
+    except (ParityError, OSError):
+        receipt = without_charge(handle.platform, error, final=False)
+    context.settle(job_of(folder), receipt)
+
+
+def book_broken_off(
+    platform: Platform, name: str, context: Context, job: Job, folder: Path, error: BaseException
+) -> None:
+    """Book a submission that was interrupted, by what the platform knows of it; unknown, it stays held."""
+    with contextlib.suppress(ParityError, OSError):
+        reference = platform.find(job.id)
+        if reference is None:
+            context.settle(job, without_charge(name, error, final=True))
+        else:
+            handle = Handle(version=1, platform=name, job=job.id, submitted_utc=now(), reference=reference)
+            book(platform, context, handle, folder, error)
+
+
+def job_of(folder: Path) -> Job:
+    path = folder / "job" / "job.json"
+    return validate(Job, read_json(path), path)
+
+
+def follow(platform: Platform, context: Context, handle: Handle, folder: Path) -> Path:
+    """Wait for the job and bring back its output, verified. However it fails, the attempt is on the ledger."""
+    try:
+        platform.wait(handle, folder)
+    except (ParityError, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and platform.paid and context.detach:
+            print("the job runs on; the same command takes it up", flush=True)
+            raise
+        # The job is over: the next run is a new submission. After SIGKILL the handle stays, and is taken up.
+        (folder / HANDLE).replace(folder / ENDED)
+        book(platform, context, handle, folder, error)
+        raise
+    out = folder / "out"
+    try:
+        platform.fetch(handle, folder, out)
+        verify(out, handle.job)
+    except ParityError as error:
+        shutil.rmtree(out, ignore_errors=True)  # so that the next run fetches or makes it anew
+        book(platform, context, handle, folder, error)
+        raise
+    return out
+
+
+def first_verified(handle: Handle, folder: Path, taken_up: bool) -> dict[str, Any]:
+    """The delivery's clock. It ended when the output was first verified, however often that is fetched again."""
+    path = folder / DELIVERED
+    if not path.is_file():
+        verified = now()
+        seconds = (datetime.fromisoformat(verified) - datetime.fromisoformat(handle.submitted_utc)).total_seconds()
+        clock = {"seconds": seconds, "submitted_utc": handle.submitted_utc, "verified_utc": verified}
+        write_json(path, clock | {"taken_up": taken_up or "submitted_utc" in handle.reference})
+    return dict(read_json(path))
 
 
 @contextlib.contextmanager
@@ -217,35 +265,21 @@ def run(
     folder = state / name / job.id
     with locked(folder), interruptible():
         write_job(job, folder / "job", inputs, model)
-        handle = submit(platform, name, context, job, folder)
-        try:
-            platform.wait(handle, folder)
-        except (ParityError, KeyboardInterrupt):
-            # The job is over: the next run is a new submission. After SIGKILL the handle stays, and is taken up.
-            (folder / HANDLE).replace(folder / ENDED)
-            if platform.paid:
-                with contextlib.suppress(
-                    ParityError, OSError
-                ):  # what cannot be read now stays held, for `campaign reconcile`
-                    context.settle(job, platform.receipt(handle, folder))
-            raise
-        out = folder / "out"
-        platform.fetch(handle, folder, out)
-        try:
-            verify(out, job.id)
-        except ParityError:
-            shutil.rmtree(out, ignore_errors=True)  # so that the next run fetches or makes it anew
-            raise
-        verified = now()
-        seconds = (datetime.fromisoformat(verified) - datetime.fromisoformat(handle.submitted_utc)).total_seconds()
+        path = folder / HANDLE
+        taken_up = path.is_file()
+        if taken_up:
+            handle = validate(Handle, read_json(path), path)
+        else:
+            (folder / DELIVERED).unlink(missing_ok=True)
+            handle = submit(platform, name, context, job, folder)
+        out = follow(platform, context, handle, folder)
+        clock = first_verified(handle, folder, taken_up)
         receipt = platform.receipt(handle, folder)
         if platform.paid:
             context.settle(job, receipt)
-        yield Delivery(out, receipt, seconds, handle.submitted_utc, verified)
+        yield Delivery(out, receipt, **clock)
         # A paid job's handle finds its output again, and its bill where that comes late.
-        kept = {HANDLE, "job"} if platform.paid else set()
+        kept = {HANDLE, DELIVERED, "job"} if platform.paid else set()
         for path in folder.iterdir():
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not kept:
-            folder.rmdir()

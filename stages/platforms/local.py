@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from stages.command import ParityError
+from stages.command import ParityError, die_with_parent
 from stages.evidence.digests import canonical, parse_json
 from stages.jobs import MANIFEST, PROJECT, Job
 from stages.platforms import Attempt, Context, Handle, Receipt, now
-from stages.platforms.common.process import die_with_parent, stop
+from stages.platforms.common.process import stop
 from stages.validation import Frozen
 
 ATTEMPTS = "attempts.jsonl"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.command import ParityError
-from stages.evidence.digests import read_json, whole
+from stages.evidence.digests import whole
 from stages.jobs import MANIFEST, PROJECT, Job, read_manifest
 from stages.platforms import HANDLE, Attempt, Context, Handle, Receipt
 from stages.platforms.common.shield import shielded
@@ -21,11 +21,11 @@ from stages.platforms.common.source import lay, worker_files
 from stages.platforms.common.stack import requirements
 from stages.platforms.common.transfer import receive
 from stages.platforms.on_modal import bill
-from stages.platforms.on_modal.calls import cancel, follow, stop_app
+from stages.platforms.on_modal.calls import cancel, follow, stop_app, stopped
 from stages.platforms.on_modal.errors import JobError, explained, first_line
 from stages.platforms.on_modal.layout import Try, file_path
 from stages.platforms.on_modal.store import Store
-from stages.validation import Count, Frozen, Name, validate
+from stages.validation import Count, Frozen, Name
 
 MOUNT = "/parity"
 CODE = "/root"  # first on the container's Python path
@@ -53,7 +53,7 @@ class Platform:
     paid = True
 
     def __init__(self, settings: Settings, context: Context):
-        self.settings, self.cap = settings, context.cap_usd
+        self.settings, self.cap, self.detach = settings, context.cap_usd, context.detach
 
     def store(self) -> Store:
         return Store(self.settings.volume, self.settings.environment)
@@ -73,7 +73,7 @@ class Platform:
             store, name = self.store(), app_name(job.id)
             if store.finished(job.id):
                 print("the job's output is on Modal already", flush=True)
-                return {"app": name, "app_id": None, "call": None}
+                return {"app": name, "app_id": None, "call": None, "submitted_utc": store.submitted_utc(job.id)}
             if found := self.under_way(job.id, store):
                 print(f"the job runs on Modal already: call {found['call']}", flush=True)
                 return found
@@ -86,17 +86,31 @@ class Platform:
         from modal.exception import NotFoundError
 
         name, environment = app_name(job_id), self.settings.environment
+        found: dict[str, Any] = {"app": name, "app_id": None, "call": None}
         try:
-            app = modal.App.lookup(name, environment_name=environment)
+            found["app_id"] = modal.App.lookup(name, environment_name=environment).app_id
+            found["submitted_utc"] = store.submitted_utc(job_id)
             function = modal.Function.from_name(name, "work", environment_name=environment)
             while (stats := function.get_current_stats()).backlog or stats.num_running_inputs:
                 open_calls = [entry.call for entry in store.tries(job_id).values() if entry.outcome is None]
                 if open_calls:
-                    return {"app": name, "app_id": app.app_id, "call": open_calls[-1]}
+                    return found | {"call": open_calls[-1]}
                 time.sleep(1)
         except NotFoundError:
             pass
+        except KeyboardInterrupt:
+            if not self.detach:
+                self.leave_nothing(found)
+            raise
         return None
+
+    def find(self, job_id: str) -> dict[str, Any] | None:
+        with explained():
+            store = self.store()
+            calls = [entry.call for entry in store.tries(job_id).values()]
+            if calls or store.finished(job_id):
+                return {"app": app_name(job_id), "app_id": None, "call": calls[-1] if calls else None}
+            return self.under_way(job_id, store)
 
     def start(self, job: Job, folder: Path, store: Store) -> dict[str, Any]:
         """Deploy the job's app and call its Function; an error or Ctrl-C here leaves no app."""
@@ -107,7 +121,8 @@ class Platform:
         try:
             with modal.enable_output():  # the image is built here, the first time for minutes
                 app.deploy(environment_name=self.settings.environment)
-            call = function.spawn(job.id, self.settings.volume)
+            paid_for = float(self.cap / bill.rate(job, self.settings.prices))
+            call = function.spawn(job.id, self.settings.volume, paid_for)
         except BaseException:
             self.leave_nothing(reference | {"app_id": app.app_id})
             raise
@@ -141,10 +156,12 @@ class Platform:
             with explained():
                 store = self.store()
                 if not store.finished(handle.job):
-                    follow(handle.reference["call"])
+                    follow(handle.reference["call"], detach=self.detach)
                     if not store.finished(handle.job):
                         raise JobError("lost", "the job's output is gone from the Volume. Run the same command again")
         except (ParityError, KeyboardInterrupt) as error:
+            if self.detach and isinstance(error, KeyboardInterrupt):
+                raise
             outcome = error.outcome if isinstance(error, JobError) else "cancelled"
             self.leave_nothing(handle.reference)
             self.settle(handle, outcome, str(error) or "interrupted")
@@ -199,29 +216,32 @@ class Platform:
             "Run the same command again to run the job anew, which is charged again"
         )
 
-    def charge(self, job_id: str, entries: list[Try]) -> bill.Bill:
+    def charge(self, handle: Handle, entries: list[Try]) -> bill.Bill:
         """What the job has cost so far. A bill that cannot be read, as by who may not, costs no finished job."""
         try:
             with explained():
-                return bill.fetch(job_id, entries)
+                return bill.fetch(handle.job, handle.submitted_utc, entries)
         except (ParityError, OSError) as error:
             print(f"the job's bill was not read ({first_line(error)}); the receipt has no charge", flush=True)
             return bill.Bill(None, False, {})
 
     def receipt(self, handle: Handle, folder: Path) -> Receipt:
         with explained():
-            entries = list(self.store().tries(handle.job).values())
-            clean = self.stop(handle.reference)
-        charge = self.charge(handle.job, entries)
-        path = folder / "job" / "job.json"  # its files may be gone by the time that a late bill is read
-        wanted = validate(Job, read_json(path), path).resources
+            store = self.store()
+            entries = list(store.tries(handle.job).values())
+            asked = store.job(handle.job)
+            clean = stopped(handle.reference["app"], handle.reference["app_id"], self.settings.environment)
+        charge = self.charge(handle, entries)
+        resources = asked.resources.model_dump() if asked else {}
+        resources |= {"timeout_seconds": self.settings.timeout_seconds, "charge_usd_by_resource": charge.by_resource}
+        if entries and entries[-1].cache:
+            resources["cache"] = entries[-1].cache
         return Receipt(
             platform="modal",
             attempts=[attempt(entry) for entry in entries],
             charge_usd=None if charge.usd is None else str(charge.usd),
-            final=charge.final,
-            resources=wanted.model_dump()
-            | {"timeout_seconds": self.settings.timeout_seconds, "charge_usd_by_resource": charge.by_resource},
+            final=charge.final and clean,
+            resources=resources,
             clean=clean,
         )
 

@@ -51,7 +51,7 @@ class Platform:
     paid = True
 
     def __init__(self, settings: Settings, context: Context):
-        self.settings = settings
+        self.settings, self.detach = settings, context.detach
         self.cap = context.cap_usd.quantize(Decimal("0.000001"), ROUND_DOWN)
         self.nodus = connect(settings.project)
 
@@ -99,16 +99,23 @@ class Platform:
         for found in reversed(tries):
             if found["status"].get("phase") not in ("Failed", "Cancelled"):
                 print(f"nodus: taking up Job {found['metadata']['name']}, submitted before", flush=True)
-                return {"name": found["metadata"]["name"]}
+                return reference(found)
         name = f"parity-{job.id[:32]}-{len(tries) + 1}"
         with explained(self.nodus, f"submitting Job {name}"):
+            cache = models.cached(self.nodus, job.model)
             arguments = self.arguments(job, folder)
             try:
                 self.nodus.Job.create(name=name, **arguments)
             except KeyboardInterrupt:
-                self.stop(name)  # it may have been created all the same
+                if not self.detach:
+                    self.stop(name)  # it may have been created all the same
                 raise
-        return {"name": name}
+        return {"name": name, "cache": cache}
+
+    def find(self, job_id: str) -> dict[str, Any] | None:
+        with explained(self.nodus, "looking for Jobs of this job"):
+            tries = self.tries(job_id)
+        return reference(tries[-1]) if tries else None
 
     def tries(self, job_id: str) -> list[dict[str, Any]]:
         """Every Job of this job id, oldest first."""
@@ -167,7 +174,8 @@ class Platform:
         try:
             job = self.over(name)
         except KeyboardInterrupt:
-            self.stop(name)
+            if not self.detach:
+                self.stop(name)
             raise
         if job["status"]["phase"] == "Succeeded":
             return
@@ -196,8 +204,17 @@ class Platform:
         trained = read_manifest(out, handle.job).files.get(f"model/{models.WEIGHTS}")
         if trained and self.settings.models:
             with contextlib.suppress(self.nodus.errors.NodusError):  # `evaluate` then uploads the model
-                models.remember(self.nodus, name, trained.sha256)
+                began = self.nodus.api.get("Job", name)["metadata"]["creationTimestamp"]
+                if models.committed(self.nodus, self.settings.models, began):
+                    models.remember(self.nodus, name, trained.sha256)
 
     def receipt(self, handle: Handle, folder: Path) -> Receipt:
         name = handle.reference["name"]
-        return bill.receipt(self.nodus, name, lambda: self.tries(handle.job), self.settings.final_charge_seconds)
+        found = bill.receipt(self.nodus, name, lambda: self.tries(handle.job), self.settings.final_charge_seconds)
+        cache = {"cache": handle.reference["cache"]} if handle.reference.get("cache") else {}
+        return found.model_copy(update={"resources": found.resources | cache})
+
+
+def reference(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a Job that was not submitted by this process, so its clock began before."""
+    return {"name": found["metadata"]["name"], "submitted_utc": found["metadata"]["creationTimestamp"]}

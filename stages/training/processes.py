@@ -28,8 +28,8 @@ def launch(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[
     state.mkdir(parents=True, exist_ok=True)
     (state / RESULT).unlink(missing_ok=True)
     # A file of ours, since the user's own accelerate configuration would be read otherwise.
-    settings = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "mixed_precision": "no"}
-    settings |= {"num_machines": 1, "num_processes": count, "main_process_port": 0, "machine_rank": 0}
+    settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU"}
+    settings |= {"num_machines": 1, "num_processes": count, "main_process_port": 0, "mixed_precision": "no"}
     write_json(state / "accelerate.json", settings)
     line = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(state / "accelerate.json")]
     line += ["-m", "stages.training.processes", *map(str, (folder, out, state)), device]

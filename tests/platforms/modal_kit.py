@@ -11,8 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from stages.command import die_with_parent
 from stages.jobs import PROJECT, build, read_job, write_job
-from stages.platforms.common.process import die_with_parent, stop
+from stages.platforms.common.process import stop
 from stages.platforms.modal import app_name
 from stages.protocol import read_protocol
 from stages.validation import read_yaml
@@ -58,7 +59,8 @@ class Emulator:
 
     def requests(self, call: str, **fields: Any) -> list[dict[str, Any]]:
         """What was asked in calls of a name, all or those whose `fields` are so."""
-        lines = (self.folder / "requests.jsonl").read_text().splitlines()
+        path = self.folder / "requests.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
         found = [line["request"] for line in map(json.loads, lines) if line["call"] == call]
         return [request for request in found if fields.items() <= request.items()]
 
@@ -71,7 +73,7 @@ class Emulator:
 
     def tries(self, job_id: str) -> list[str]:
         """How the tries at a job ended, as its record on the Volume says."""
-        paths = sorted((self.volume() / f"jobs/{job_id}/attempts").iterdir())
+        paths = sorted((self.volume() / f"jobs/{job_id}/attempts").glob("*.json"))
         return [json.loads(path.read_text())["outcome"] for path in paths]
 
     def state(self) -> dict[str, Any]:

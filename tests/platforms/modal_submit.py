@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from stages.platforms.common import source
 from stages.platforms.common.progress import Echo
 from stages.platforms.on_modal import store
 from stages.validation import validate
+from tests.platforms import budget
 from tests.platforms.modal_kit import SETTINGS, WORKER
 
 
@@ -75,11 +75,13 @@ def timed(name: str) -> list[float]:
     return taken
 
 
-def submit(state: Path, folder: Path, settings: dict[str, Any], cap: str = "1.00") -> dict[str, Any]:
+def submit(
+    state: Path, folder: Path, settings: dict[str, Any], cap: str = "1.00", *, detach: bool = False
+) -> dict[str, Any]:
     job = read_job(folder)
     inputs = [folder / "inputs" / name for name in job.inputs]
     checked = validate(modal.Settings, SETTINGS | settings, "params.yaml", ("modal",))
-    context = platforms.Context(None, Decimal(cap))
+    context = budget.context("modal", state, cap=cap, detach=detach)
     model = folder / "model" if job.model.source == "folder" else None
     with platforms.run("modal", checked, context, job, inputs, model, state) as delivery:
         files = {
@@ -96,6 +98,7 @@ def main() -> None:
     arguments.add_argument("--kill")
     arguments.add_argument("--settings", type=json.loads, default={})
     arguments.add_argument("--cap", default="1.00")
+    arguments.add_argument("--detach", action="store_true")
     arguments.add_argument("--real", action="store_true", help="with the worker itself, not its stand-in")
     given = arguments.parse_args()
     if not given.real:
@@ -103,7 +106,7 @@ def main() -> None:
         setattr(modal, "worker_files", lambda: stand_in)  # noqa: B010
     arm(given.kill)
     seconds = {name: timed(name) for name in ("submit", "fetch")}
-    found = submit(given.state, given.job, given.settings, given.cap)
+    found = submit(given.state, given.job, given.settings, given.cap, detach=given.detach)
     found |= {f"{name}_seconds": taken[0] for name, taken in seconds.items() if taken}
     found["heavy"] = sorted({"torch", "transformers", "trl"} & sys.modules.keys())
     # Not getrusage: its peak is inherited from the process that started this one.

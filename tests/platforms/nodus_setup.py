@@ -1,26 +1,28 @@
 """What the Nodus tests share: an emulator, a small job, and a worker that is done in a moment."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from decimal import Decimal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from stages import platforms
+from stages.command import die_with_parent
 from stages.jobs import build
-from stages.platforms import Context, Delivery
-from stages.platforms.common.process import die_with_parent
+from stages.platforms import Delivery
 from stages.platforms.common.source import worker_files
 from stages.platforms.nodus import Settings
 from stages.protocol import Protocol
+from tests.platforms import budget
 
+REPEATS = itertools.count(1)  # every job is another
 ROOT = Path(__file__).resolve().parent.parent.parent
-CONTEXT = Context(mirror=None, cap_usd=Decimal("1.00"))
 # Stands in for the trainer: a checkpoint per step, resumed from the newest, and an output that is sealed.
 # It imports nothing of the project's, which would take it longer than all the rest.
 LIGHT = """
@@ -161,7 +163,21 @@ def light_files(folder: Path, **plan: Any) -> dict[str, Path]:
 
 
 @contextlib.contextmanager
-def delivered(state: Path, parts: Any, chosen: Settings | None = None) -> Iterator[Delivery]:
+def delivered(
+    state: Path, parts: Any, chosen: Settings | None = None, *, cap: str = "1.00", detach: bool = False
+) -> Iterator[Delivery]:
     job, inputs, model = parts
-    with platforms.run("nodus", chosen or settings(), CONTEXT, job, inputs, model, state) as delivery:
+    context = budget.context("nodus", state, cap=cap, detach=detach)
+    with platforms.run("nodus", chosen or settings(), context, job, inputs, model, state) as delivery:
         yield delivery
+
+
+def jobs_of(emulator: Emulator, parts: Any) -> list[dict[str, Any]]:
+    return [o for o in emulator.objects("Job") if o["metadata"]["labels"]["parity-job"] == parts[0].id[:63]]
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -2,7 +2,8 @@
 
     python -m tests.platforms.nodus_submit STATE FILES LIGHT [POINT]
 
-At POINT it sends SIGKILL to itself; without one it prints what it was delivered, as a line of JSON.
+At POINT it sends SIGKILL to itself, but "detached" only leaves the Job running on Ctrl-C; without one it prints what it
+was delivered, as a line of JSON.
 """
 
 import json
@@ -77,7 +78,8 @@ def main() -> None:
     plan = json.loads((light / "wanted.json").read_text())
     repeat = plan.pop("repeat")
     module.worker_files = lambda: light_files(light, **plan)  # type: ignore[attr-defined]
-    arm(sys.argv[4] if len(sys.argv) > 4 else "never")
+    point = sys.argv[4] if len(sys.argv) > 4 else "never"
+    arm(point)
     before = peak_kib()
     fetch, seconds = module.Platform.fetch, []
 
@@ -87,7 +89,8 @@ def main() -> None:
         seconds.append(time.perf_counter() - started)
 
     module.Platform.fetch = timed  # type: ignore[method-assign, assignment]
-    with delivered(state, case(read_protocol("embedded", ROOT), files, repeat=repeat)) as delivery:
+    parts = case(read_protocol("embedded", ROOT), files, repeat=repeat)
+    with delivered(state, parts, detach=point == "detached") as delivery:
         attempts = [one.outcome for one in delivery.receipt.attempts]
         said = {"attempts": attempts, "before_kib": before, "peak_kib": peak_kib(), "fetch_seconds": seconds[0]}
         print(json.dumps(said | {"charge": delivery.receipt.charge_usd, "final": delivery.receipt.final}))

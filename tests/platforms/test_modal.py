@@ -21,6 +21,7 @@ from stages.platforms.on_modal import bill
 from stages.platforms.on_modal.store import Store
 from stages.protocol import read_protocol
 from stages.validation import validate
+from tests.platforms.budget import roles
 from tests.platforms.conftest import Finished
 from tests.platforms.modal_kit import SETTINGS, Emulator, delivered, exported, job_id, make_job, submit
 from tests.platforms.modal_submit import submit as run
@@ -148,13 +149,15 @@ def test_an_output_altered_on_its_way_is_refused_and_fetched_anew(emulated: Emul
     assert emulated.runs(job_id(job)) == 1
 
 
-def test_an_output_cut_short_on_the_volume_is_refused(emulated: Emulator, tmp_path: Path) -> None:
+def test_an_output_cut_short_on_the_volume_is_refused_and_made_anew(emulated: Emulator, tmp_path: Path) -> None:
     job = make_job(tmp_path / "job", steps=1, size=123_456)
     _finish_unfetched(emulated, tmp_path / "state", job)
     weights = _weights(emulated, job)
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ParityError, match=r"came back as 123455 bytes.*the manifest says 123456"):
+    with pytest.raises(ParityError, match=r"gone from Volume parity.* run the job anew, which is charged again"):
         run(tmp_path / "state", job, {})
+    run(tmp_path / "state", job, {})
+    assert emulated.runs(job_id(job)) == 2
 
 
 def test_an_output_that_vanished_is_said_to_be_lost_and_then_made_anew(emulated: Emulator, tmp_path: Path) -> None:
@@ -165,6 +168,7 @@ def test_an_output_that_vanished_is_said_to_be_lost_and_then_made_anew(emulated:
         run(tmp_path / "state", job, {})
     run(tmp_path / "state", job, {})
     assert emulated.runs(job_id(job)) == 2
+    assert roles(tmp_path / "state") == [("headline_successful_attempt", True)] * 2
 
 
 def _finish_unfetched(emulated: Emulator, state: Path, job: Path) -> None:

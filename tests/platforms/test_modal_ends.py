@@ -2,6 +2,7 @@
 
 import json
 import signal
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import pytest
 
 from stages.command import ParityError
 from stages.evidence.digests import sha256_file
+from stages.jobs import read_job
+from stages.platforms.modal import Settings
+from stages.platforms.on_modal import bill
+from tests.platforms.budget import booked, roles
 from tests.platforms.conftest import Finished
-from tests.platforms.modal_kit import SETTINGS, Emulator, exported, job_id, make_job, start, submit
+from tests.platforms.modal_kit import SETTINGS, Emulator, exported, job_id, make_job, start, submit, until
 from tests.platforms.modal_submit import submit as run
 
+PRICES = Settings.model_validate(SETTINGS).prices
 ENDINGS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], str, str]] = {
     "a worker that raises": (
         {"end": "fail"},
@@ -38,6 +44,9 @@ def test_a_job_that_ends_badly_says_so_and_leaves_nothing(emulated: Emulator, tm
     assert emulated.tries(job_id(job)) == [outcome]
     assert emulated.left() == []
     assert not (tmp_path / "state/modal" / job_id(job) / "handle.json").exists()
+    ((role, charge, final),) = booked(tmp_path / "state")
+    assert (role, final) == ("failed", True)
+    assert Decimal(charge or 0) > 0
 
 
 def test_a_failed_job_resumes_and_its_receipt_tells_both_tries(emulated: Emulator, tmp_path: Path) -> None:
@@ -73,6 +82,75 @@ def test_an_interrupted_run_cancels_the_job_and_stops_the_app(emulated: Emulator
     assert output.splitlines()[-1] == "error: interrupted"
     assert emulated.tries(job_id(job)) == ["cancelled"]
     assert emulated.left() == []
+    assert roles(tmp_path / "state") == [("failed", True)]
+
+
+@pytest.mark.parametrize("moment", ["queued", "waiting for one that is queued"])
+def test_a_job_interrupted_before_it_started_is_cancelled_and_costs_nothing(
+    emulated: Emulator, tmp_path: Path, moment: str
+) -> None:
+    job = make_job(tmp_path / "job", steps=3)
+    emulated.faults({"kind": "queue", "times": -1})
+    if moment != "queued":
+        assert submit(emulated, tmp_path / "state", job, "--kill", "before the handle")[0] == -signal.SIGKILL
+    asked = len(emulated.requests("FunctionGetCurrentStats")) + len(emulated.requests("FunctionMap"))
+    child = start(emulated, tmp_path / "state", job)
+    until(lambda: len(emulated.requests("FunctionGetCurrentStats")) + len(emulated.requests("FunctionMap")) > asked)
+    child.send_signal(signal.SIGINT)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 130, output
+    emulated.faults()
+    assert emulated.tries(job_id(job)) == []
+    assert emulated.left() == []
+
+
+def test_detached_the_job_outlives_ctrl_c_and_the_same_command_takes_it_up(emulated: Emulator, tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", steps=8, pause=0.5)
+    child = start(emulated, tmp_path / "state", job, "--detach")
+    assert child.stdout
+    while not (line := child.stdout.readline()).startswith("step 1/"):
+        assert line, "the job did not start"
+    child.send_signal(signal.SIGINT)
+    output, _ = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "the job runs on; the same command takes it up" in output
+    assert emulated.processes() != []
+    found = run(tmp_path / "state", job, {})
+    assert [attempt["outcome"] for attempt in found["receipt"]["attempts"]] == ["succeeded"]
+    assert emulated.runs(job_id(job)) == 1
+    assert roles(tmp_path / "state") == [("headline_successful_attempt", True)]
+    assert emulated.left() == []
+
+
+def test_a_token_revoked_while_the_job_runs_takes_one_line_and_the_job_is_taken_up_later(
+    emulated: Emulator, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path / "job", steps=8, pause=0.5)
+    child = start(emulated, tmp_path / "state", job)
+    assert child.stdout
+    while not (line := child.stdout.readline()).startswith("step 1/"):
+        assert line, "the job did not start"
+    emulated.faults({"kind": "refuse", "times": -1})
+    output, _ = child.communicate(timeout=100)
+    assert child.returncode == 1
+    assert output.splitlines()[-1].startswith("error: Modal refused the token")
+    assert "Stop it: modal app stop parity-" in output
+    assert roles(tmp_path / "state") == [("failed", False)]
+    emulated.faults()
+    run(tmp_path / "state", job, {})
+    assert emulated.runs(job_id(job)) == 1
+    assert emulated.left() == []
+
+
+def test_starts_that_together_cost_more_than_the_cap_are_stopped(emulated: Emulator, tmp_path: Path) -> None:
+    """Modal starts a preempted input again, each time with its whole timeout."""
+    rate = bill.rate(read_job(job := make_job(tmp_path / "job", steps=99, pause=0.3)), PRICES)
+    emulated.faults({"kind": "preempt", "step": 3})
+    with pytest.raises(ParityError, match=r"campaign\.cap_usd is used up: Modal had to start the job again"):
+        run(tmp_path / "state", job, {"timeout_seconds": 15}, str(rate * 16))
+    assert emulated.tries(job_id(job)) == ["preempted", "failed"]
+    assert roles(tmp_path / "state") == [("failed", True)]
+    assert emulated.left() == []
 
 
 REVOKED = {"kind": "refuse", "times": -1}
@@ -97,6 +175,9 @@ def test_an_account_that_is_not_reached_takes_one_line(emulated: Emulator, tmp_p
     assert message in output
     assert [line for line in output.splitlines() if "error" in line] == [output.splitlines()[-1]]
     assert emulated.left() == []
+    # What may have arrived is held; a refusal is an attempt that cost nothing.
+    unsure = name == "no network"
+    assert booked(tmp_path / "state") == [("in_flight" if unsure else "failed_before_training", None, not unsure)]
 
 
 def test_an_unknown_gpu_is_refused_with_what_to_do(emulated: Emulator, tmp_path: Path) -> None:
@@ -131,6 +212,7 @@ def test_a_killed_submit_side_is_taken_up_without_a_second_run(emulated: Emulato
     assert emulated.runs(job_id(job)) == 1
     assert emulated.tries(job_id(job)) == ["succeeded"]
     assert emulated.left() == []
+    assert roles(tmp_path / "state") == [("headline_successful_attempt", True)]
 
 
 def test_a_finished_job_is_only_fetched_again_even_without_its_handle(

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,12 @@ from stages.jobs import build
 from stages.platforms import HANDLE
 from stages.protocol import Protocol
 from tests.conftest import tiny_architecture
-from tests.platforms.nodus_setup import ROOT, Emulator, delivered, pointed
+from tests.platforms.budget import roles
+from tests.platforms.nodus_setup import ROOT, Emulator, delivered, pointed, wait_until
 
 pytest.importorskip("nodus", reason="the SDK is the extra `nodus`")
 REPEATS = itertools.count(1)  # every test's job is another
 POINTS = ["before submission", "queued", "running", "fetching", "after"]
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    running = Emulator(tmp_path_factory.mktemp("emulator"))
-    yield running
-    assert running.stop() == 0
 
 
 class Side:
@@ -37,7 +30,7 @@ class Side:
 
     def __init__(self, emulator: Emulator, folder: Path, **plan: Any):
         self.emulator, self.state = emulator, folder / "state"
-        (folder / "light").mkdir()
+        (folder / "light").mkdir(parents=True)
         wanted = {"steps": 6, "pause": 0.1, "repeat": next(REPEATS)} | plan
         (folder / "light" / "wanted.json").write_text(json.dumps(wanted))
         self.command = [sys.executable, "-m", "tests.platforms.nodus_submit"]
@@ -62,19 +55,12 @@ class Side:
         return [o for o in self.emulator.objects("Job") if o["metadata"]["labels"]["parity-job"] in ids]
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_a_submit_side_that_is_killed_never_leads_to_a_second_paid_job(
-    emulator: Emulator, tmp_path: Path, point: str
+    nodus_emulator: Emulator, tmp_path: Path, point: str
 ) -> None:
-    emulator.fault(queue={"seconds": 1})
-    side = Side(emulator, tmp_path)
+    nodus_emulator.fault(queue={"seconds": 1})
+    side = Side(nodus_emulator, tmp_path)
     killed = side.start(point)
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL
@@ -88,15 +74,16 @@ def test_a_submit_side_that_is_killed_never_leads_to_a_second_paid_job(
     (folder,) = (path for path in side.state.glob("nodus/*") if path.is_dir())
     assert (folder / HANDLE).is_file()
     assert not {"out", "source"} & {path.name for path in folder.iterdir()}
-    assert emulator.running == []
+    assert roles(side.state) == [("headline_successful_attempt", True)]
+    assert nodus_emulator.running == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_an_interrupted_submit_side_cancels_its_job_and_sees_it_end(
-    emulator: Emulator, tmp_path: Path, number: int
+    nodus_emulator: Emulator, tmp_path: Path, number: int
 ) -> None:
-    emulator.fault()
-    side = Side(emulator, tmp_path, steps=999)
+    nodus_emulator.fault()
+    side = Side(nodus_emulator, tmp_path, steps=999)
     running = side.start()
     wait_until(lambda: side.jobs and side.jobs[0]["status"]["phase"] == "Running")
     running.send_signal(number)
@@ -107,8 +94,43 @@ def test_an_interrupted_submit_side_cancels_its_job_and_sees_it_end(
     assert out.rstrip().endswith("error: interrupted")
     (job,) = side.jobs
     assert job["status"]["phase"] == "Cancelled", out
-    assert emulator.running == []
+    assert nodus_emulator.running == []
     assert not list(side.state.rglob(HANDLE))
+    assert roles(side.state) == [("failed", True)]
+
+
+@pytest.mark.parametrize("moment", ["submitting", "queued"])
+def test_ctrl_c_before_the_job_runs_cancels_it_too(nodus_emulator: Emulator, tmp_path: Path, moment: str) -> None:
+    nodus_emulator.fault(queue={"seconds": 5})
+    side = Side(nodus_emulator, tmp_path, steps=999)
+    running = side.start()
+    started = nodus_emulator.folder / "light"
+    wait_until(lambda: side.jobs if moment == "queued" else list(side.state.rglob("job.json")) or started.exists())
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, out
+    nodus_emulator.fault()
+    assert all(job["status"]["phase"] == "Cancelled" for job in side.jobs)
+    assert nodus_emulator.running == []
+    again = Side(nodus_emulator, tmp_path / "again")
+    assert again.finish()["attempts"] == ["succeeded"]
+
+
+def test_detached_the_job_outlives_ctrl_c_and_the_same_command_takes_it_up(
+    nodus_emulator: Emulator, tmp_path: Path
+) -> None:
+    nodus_emulator.fault()
+    side = Side(nodus_emulator, tmp_path, steps=40)
+    running = side.start("detached")
+    wait_until(lambda: list(side.state.rglob(HANDLE)))
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "the job runs on; the same command takes it up" in out
+    assert nodus_emulator.running != []
+    assert side.finish()["attempts"] == ["succeeded"]
+    assert len(side.jobs) == 1
+    assert roles(side.state) == [("headline_successful_attempt", True)]
 
 
 def trained(emulator: Emulator, folder: Path, tiny_model: Path, protocol: Protocol, repeat: int) -> dict[str, Any]:
@@ -141,16 +163,16 @@ def trained(emulator: Emulator, folder: Path, tiny_model: Path, protocol: Protoc
 
 @pytest.mark.slow
 def test_a_preempted_training_ends_in_the_weights_of_an_undisturbed_one(
-    emulator: Emulator, tmp_path: Path, tiny_model: Path, embedded: Protocol, pilot: Path
+    nodus_emulator: Emulator, tmp_path: Path, tiny_model: Path, embedded: Protocol, pilot: Path
 ) -> None:
-    emulator.fault()
-    plain = trained(emulator, tmp_path / "plain", tiny_model, embedded, 1)
+    nodus_emulator.fault()
+    plain = trained(nodus_emulator, tmp_path / "plain", tiny_model, embedded, 1)
     published = json.loads((pilot / "results.json").read_text())["stages"][0]["nodus"]["export_files"]
     assert set(plain["exported"]) <= set(published)
     for repeat, notice in enumerate((True, False), 2):
         strike = {"at": "^step 6/", "notice": notice, "snapshots": 1}
-        emulator.fault(preempt=strike, snapshot={"every": 0.02, "times": 999})
-        resumed = trained(emulator, tmp_path / f"notice {notice}", tiny_model, embedded, repeat)
+        nodus_emulator.fault(preempt=strike, snapshot={"every": 0.02, "times": 999})
+        resumed = trained(nodus_emulator, tmp_path / f"notice {notice}", tiny_model, embedded, repeat)
         assert resumed["outcomes"] == ["preempted", "succeeded"]
         assert "resuming from step" in resumed["log"]
         for digest in ("model_weights_sha256", "training_tokens_sha256"):
@@ -159,12 +181,12 @@ def test_a_preempted_training_ends_in_the_weights_of_an_undisturbed_one(
 
 @pytest.mark.slow
 def test_a_large_output_needs_no_large_memory(
-    emulator: Emulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodus_emulator: Emulator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    emulator.fault()
-    side = Side(emulator, tmp_path, steps=1, mib=64, blocks=16)
+    nodus_emulator.fault()
+    side = Side(nodus_emulator, tmp_path, steps=1, mib=64, blocks=16)
     said = side.finish()
-    (archive,) = emulator.folder.glob(f"jobs/{side.jobs[0]['metadata']['name']}/outputs.tar.zst")
+    (archive,) = nodus_emulator.folder.glob(f"jobs/{side.jobs[0]['metadata']['name']}/outputs.tar.zst")
     started = time.perf_counter()
     subprocess.run(["cp", str(archive), str(tmp_path / "copy")], check=True)
     subprocess.run(["sha256sum", str(tmp_path / "copy")], check=True, stdout=subprocess.DEVNULL)

@@ -11,6 +11,7 @@ from pathlib import Path
 from stages.command import ParityError, die_with_parent
 from stages.jobs import PROJECT
 
+
 def stop(child: "subprocess.Popen[str]", grace: float = 10) -> None:
     """Ask a child to end, and end it where it does not."""
     child.terminate()

@@ -1,7 +1,7 @@
 """What a job should cost, by the price list, and what it did cost, by the workspace's billing report."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from stages.platforms.on_modal.layout import Try
 from stages.validation import Count, Frozen, Name, Usd
 
 TAG = "parity-job"
+REPORTED_AFTER = timedelta(hours=3)  # an hour's rows are in the report by then, counted from its start
 
 
 class Price(Frozen):
@@ -66,7 +67,10 @@ def hour(moment: datetime) -> datetime:
 
 
 def total(items: Iterable[Any], job_id: str, ended: datetime) -> Bill:
-    """The job's charge in a report that leaves partial hours out: final once the hour of its end is in it."""
+    """The job's charge in a report that leaves partial hours out: final once the hour of its end is in it.
+
+    A report without any hour of it leaves the charge unknown.
+    """
     own = [item for item in items if item.tags.get(TAG) == tag(job_id)]
     by_resource: dict[str, Decimal] = {}
     for item in own:
@@ -77,14 +81,20 @@ def total(items: Iterable[Any], job_id: str, ended: datetime) -> Bill:
     return Bill(usd, final, {name: str(cost) for name, cost in sorted(by_resource.items())})
 
 
-def fetch(job_id: str, tries: Iterable[Try]) -> Bill:
-    """The bill for all tries at a job, as far as the workspace's report has it. Raises the SDK's errors."""
+def fetch(job_id: str, submitted_utc: str, tries: Iterable[Try]) -> Bill:
+    """The bill for all tries at a job, as far as the workspace's report has it. Raises the SDK's errors.
+
+    A job that was cancelled before it started has no rows in any hour: that is final once a report would have them.
+    """
     import modal
 
-    entries = list(tries)
-    if not entries:
-        return Bill(None, False, {})
-    started = min(datetime.fromisoformat(entry.started_utc) for entry in entries)
-    ended = max(datetime.fromisoformat(entry.ended_utc or entry.started_utc) for entry in entries)
-    report = modal.Workspace.from_context().billing.report(start=hour(started), resolution="h", tag_names=[TAG])
-    return total(report, job_id, ended)
+    moments = [datetime.fromisoformat(submitted_utc)]
+    for entry in tries:
+        moments += [
+            datetime.fromisoformat(entry.started_utc),
+            datetime.fromisoformat(entry.ended_utc or entry.started_utc),
+        ]
+    report = modal.Workspace.from_context().billing.report(start=hour(min(moments)), resolution="h", tag_names=[TAG])
+    found = total(report, job_id, max(moments))
+    never = len(moments) == 1 and datetime.now(UTC) > hour(moments[0]) + REPORTED_AFTER
+    return found._replace(final=True) if found.usd is None and never else found

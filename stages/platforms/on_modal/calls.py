@@ -13,8 +13,8 @@ STOP_SECONDS = 60
 LOG_SECONDS = 5  # how long the last lines of a call that has ended may take
 
 
-def follow(call_id: str | None) -> None:
-    """Show a call's output until it ends; raises JobError where it did not end well."""
+def follow(call_id: str | None, *, detach: bool) -> None:
+    """Show a call's output until it ends; raises JobError where it did not end well. Ctrl-C cancels it, or detaches."""
     import modal
     from modal.exception import AuthError, ConnectionError, ServiceError
 
@@ -26,15 +26,18 @@ def follow(call_id: str | None) -> None:
     try:
         result = call.get()
     except KeyboardInterrupt:
-        with shielded():
-            cancel(call_id)  # which ends the lines as well
+        if detach:
+            over.set()
+        else:
+            with shielded():
+                cancel(call_id)  # which ends the lines as well
         raise
     except (AuthError, ConnectionError, ServiceError):
         raise
     except Exception as error:
         raise ended(error) from None
     finally:
-        lines.join(timeout=LOG_SECONDS)
+        lines.join(timeout=0 if over.is_set() else LOG_SECONDS)
         over.set()
     if result["status"]:
         line = result["line"].removeprefix("error: ") or f"exit code {result['status']}"
@@ -65,6 +68,19 @@ def cancel(call_id: str | None) -> None:
     if call_id:
         with contextlib.suppress(NotFoundError):
             modal.FunctionCall.from_id(call_id).cancel(terminate_containers=True)
+
+
+def stopped(name: str, app_id: str | None, environment: str | None) -> bool:
+    """Whether nothing of the job's app runs."""
+    import modal
+    from modal.exception import NotFoundError
+    from modal.types import AppState
+
+    try:
+        app = modal.App.lookup(app_id) if app_id else modal.App.lookup(name, environment_name=environment)
+        return bool(app.info(refresh=True).lifecycle.state is AppState.STOPPED)
+    except NotFoundError:  # by its name only an app that is deployed is found
+        return True
 
 
 def stop_app(name: str, app_id: str | None, environment: str | None) -> bool:

@@ -11,20 +11,23 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from stages.command import die_with_parent
 from stages.evidence.digests import read_json, sha256_file, write_json
 from stages.jobs import MANIFEST, PROJECT, Job, read_manifest
-from stages.platforms.common.process import die_with_parent, stop
+from stages.platforms.common.process import stop
 from stages.platforms.on_modal.layout import HUB, Try, file_path, job_folder
 from stages.validation import validate
 
 # Where the Volume is mounted. An emulator that may not mount says where it put it instead.
 VOLUME = Path(os.environ.get("PARITY_VOLUME", "/parity"))
 POLL_SECONDS = 0.5
+CAP_REACHED = 75  # the exit code of a worker that is stopped for its cost
 
 
 def commit(volume: Any) -> None:
@@ -43,14 +46,29 @@ def utc() -> str:
 class Record:
     """This try's file among the job's attempts."""
 
-    def __init__(self, folder: Path, call: str):
-        self.entry = Try(call=call, started_utc=utc())
+    def __init__(self, folder: Path, call: str, cache: str | None):
+        self.entry = Try(call=call, started_utc=utc(), cache=cache)
         self.path = folder / "attempts" / f"{self.entry.started_utc.replace(':', '')}.json"
         write_json(self.path, self.entry.model_dump())
 
     def end(self, outcome: str, reason: str | None = None) -> None:
         ended = {"ended_utc": utc(), "outcome": outcome, "reason": reason}
         write_json(self.path, self.entry.model_copy(update=ended).model_dump())
+
+
+def cached(job: Job) -> str | None:
+    """Whether the hub's model is on the Volume already; None for a job whose model is not the hub's."""
+    if job.model.source != "hub":
+        return None
+    snapshot = VOLUME / HUB / "hub" / f"models--{job.model.id.replace('/', '--')}" / "snapshots" / job.model.revision
+    return "warm" if snapshot.is_dir() else "cold"
+
+
+def seconds_spent(folder: Path, call: str) -> float:
+    """Seconds that earlier starts for the same call took, each up to the next: what Modal restarts costs again."""
+    tries = [validate(Try, read_json(path), path) for path in sorted((folder / "attempts").glob("*.json"))]
+    began = [datetime.fromisoformat(entry.started_utc) for entry in tries if entry.call == call]
+    return (datetime.now(UTC) - began[0]).total_seconds() if began else 0.0
 
 
 def pinned(job: Job) -> dict[str, str]:
@@ -91,8 +109,9 @@ def still_running(worker: "subprocess.Popen[str]") -> bool:
     return worker.returncode is None
 
 
-def run_worker(place: Path, folder: Path, volume: Any) -> tuple[int, str]:
-    """Run the worker to its end, committing every checkpoint; its exit code and the last line of its errors."""
+def run_worker(place: Path, folder: Path, volume: Any, seconds: float) -> tuple[int, str]:
+    """Run the worker to its end, `seconds` at most, committing every checkpoint; its exit code and last error line."""
+    until = time.monotonic() + seconds
     command = [sys.executable, "-m", "stages.worker", str(place), str(folder / "out"), "--state", str(folder / "state")]
     environment = os.environ | {"PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1", "HF_HOME": str(VOLUME / HUB)}
     worker = subprocess.Popen(
@@ -108,6 +127,9 @@ def run_worker(place: Path, folder: Path, volume: Any) -> tuple[int, str]:
             if finished - committed:
                 commit(volume)
                 committed = finished
+            if time.monotonic() > until:
+                stop(worker)
+                return CAP_REACHED, "campaign.cap_usd is used up: Modal had to start the job again. Raise it to resume"
     except BaseException:
         stop(worker)
         raise
@@ -126,23 +148,30 @@ def publish(folder: Path, job_id: str) -> None:
     shutil.rmtree(folder / "state", ignore_errors=True)
 
 
-def work(job_id: str, volume_name: str) -> dict[str, Any]:
-    """Do the job, once: where its output is there already, nothing is done again."""
+def work(job_id: str, volume_name: str, seconds: float) -> dict[str, Any]:
+    """Do the job, once: where its output is there already, nothing is done again.
+
+    `seconds` are what the cap pays for, over all the times that Modal starts this call.
+    """
     import modal
+    from modal.exception import InputCancellation
 
     volume = modal.Volume.from_name(volume_name)
     folder = VOLUME / job_folder(job_id)
     if (folder / MANIFEST).is_file():
         return {"status": 0, "line": ""}
     job = validate(Job, read_json(folder / "job.json"), folder / "job.json")
-    record = Record(folder, modal.current_function_call_id() or "")
+    call = modal.current_function_call_id() or ""
+    seconds -= seconds_spent(folder, call)
+    record = Record(folder, call, cached(job))
     commit(volume)
     place = Path(os.environ.get("TMPDIR", "/tmp")) / "parity-job"
     try:
         lay_job(folder, job, place)
-        status, line = run_worker(place, folder, volume)
+        status, line = run_worker(place, folder, volume, seconds)
     except BaseException as error:
-        record.end("preempted" if isinstance(error, KeyboardInterrupt) else "cancelled", type(error).__name__)
+        outcome = {KeyboardInterrupt: "preempted", InputCancellation: "cancelled"}.get(type(error), "failed")
+        record.end(outcome, type(error).__name__)
         commit(volume)
         raise
     if status:

@@ -22,6 +22,7 @@ class Try(Frozen):
     ended_utc: str | None = None
     outcome: str | None = None
     reason: str | None = None
+    cache: str | None = None  # "warm" where the hub's model was on the Volume before, else "cold"
 
 
 def job_folder(job_id: str) -> str:

@@ -8,6 +8,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ class Store:
 
         self.volume = modal.Volume.from_name(name, environment_name=environment, create_if_missing=True, version=2)
 
-    def listing(self, folder: str) -> dict[str, int]:
-        """Files directly in a folder, with their sizes; empty where there is no such folder."""
+    def entries(self, folder: str) -> list[Any]:
+        """What lies directly in a folder; nothing where there is no such folder."""
         from modal.exception import NotFoundError
 
         try:
-            entries = self.volume.listdir(folder)
+            return list(self.volume.listdir(folder))
         except (NotFoundError, FileNotFoundError):
-            return {}
-        return {Path(entry.path).name: entry.size for entry in entries}
+            return []
+
+    def listing(self, folder: str) -> dict[str, int]:
+        """Its files, with their sizes."""
+        return {Path(entry.path).name: entry.size for entry in self.entries(folder)}
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -61,6 +65,17 @@ class Store:
             if there.get(digest) != path.stat().st_size:
                 files[file_path(digest)] = path.resolve()
         self.put(files)
+
+    def job(self, job_id: str) -> Job | None:
+        """The job as it was submitted; None where it never was."""
+        path = f"{job_folder(job_id)}/job.json"
+        text = self.read(path)
+        return None if text is None else validate(Job, parse_json(text), path)
+
+    def submitted_utc(self, job_id: str) -> str | None:
+        """When the job's `job.json`, which a submission brings last, was put there."""
+        times = [entry.mtime for entry in self.entries(job_folder(job_id)) if Path(entry.path).name == "job.json"]
+        return datetime.fromtimestamp(times[0], UTC).isoformat() if times else None
 
     def finished(self, job_id: str) -> bool:
         return MANIFEST in self.listing(job_folder(job_id))
@@ -87,12 +102,14 @@ class Store:
     def blocks(self, path: str, size: int, offset: int) -> Iterator[bytes]:
         """A file from `offset` to its `size`, in order, the next blocks under way meanwhile.
 
-        Raises FileNotFoundError for a file that is not there.
+        Raises FileNotFoundError for a file that is not there, or not whole, and so will not come whole again.
         """
         if offset >= size:
             return
         found = ask_for_blocks(self.volume, path, offset, size - offset)
-        end = found.start + found.len  # where the file ends there, which is not for sure where it should
+        if found.size != size:
+            raise FileNotFoundError(f"{path}: {found.size} bytes on the Volume, {size} expected")
+        end = found.start + found.len
         ends = [min(end, (offset // BLOCK + number + 1) * BLOCK) for number in range(len(found.get_urls))]
         lengths = [end - start for start, end in zip([offset, *ends], ends, strict=False)]
         coming: deque[Future[bytes]] = deque()

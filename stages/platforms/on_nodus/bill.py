@@ -11,6 +11,7 @@ from stages.platforms.on_nodus.client import AGAIN, explained, first_line, get, 
 from stages.platforms.on_nodus.follow import TERMINAL
 
 SEGMENTS = ("boot", "running", "restore", "teardown")
+ENDED = ("succeeded", "failed", "cancelled", "preempted", "lost")  # outcomes of an attempt that is over
 OUTCOMES = {"Preempted": "preempted", "NodeLost": "lost"}
 POLL_SECONDS = (0.1, 5.0)  # from the first to the last, doubled each time
 # What a failed Job's reason means; `{}` is its exit code.
@@ -78,7 +79,7 @@ def clean(job: Mapping[str, Any], found: Sequence[Attempt]) -> bool:
     """Whether nothing of the Job runs on and nothing is held for it."""
     status = job["status"]
     held = Decimal((status.get("cost") or {}).get("heldUSD") or "0")
-    live = [one for one in found if one.outcome in ("queued", "provisioning", "running")]
+    live = [one for one in found if one.outcome not in ENDED]
     return status.get("phase") in TERMINAL and not status.get("active") and not live and not held
 
 

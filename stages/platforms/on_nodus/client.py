@@ -1,6 +1,7 @@
 """The SDK, pointed at the account that the environment names, and its errors as one line each."""
 
 import contextlib
+import errno
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -76,11 +77,17 @@ def described(error: Any) -> str:
 
 @contextlib.contextmanager
 def explained(nodus: Any, doing: str) -> Iterator[None]:
-    """What the SDK raises in the block becomes a ParityError that says what was being done."""
+    """What the SDK raises in the block becomes a ParityError that says what was being done.
+
+    A server that is away, or an answer that was lost, is a ConnectionError: what was asked for may have happened.
+    """
     import httpx
 
+    away = (nodus.errors.APIConnectionError, nodus.errors.APITimeoutError, nodus.errors.Unavailable)
     try:
         yield
+    except away as error:
+        raise unreachable(f"{doing}: {described(error)}") from None
     except nodus.errors.ImageBuildFailed as error:
         raise ParityError(
             f"nodus: {doing}: {first_line(error.message)}; its log stands above. Check the protocol's stack"
@@ -88,7 +95,13 @@ def explained(nodus: Any, doing: str) -> Iterator[None]:
     except nodus.errors.NodusError as error:
         raise ParityError(f"nodus: {doing}: {described(error)}") from None
     except httpx.HTTPError as error:
-        raise ParityError(f"nodus: {doing}: the connection broke ({first_line(error)}); {AGAIN}") from None
+        raise unreachable(f"{doing}: the connection broke ({first_line(error)})") from None
+
+
+def unreachable(what: str) -> OSError:
+    """No ParityError: the driver then keeps the job's handle, since the job may well run on."""
+    text = f"{what}. Check the network and {AGAIN}: it takes up the job"
+    return ConnectionError(errno.ENETUNREACH, text, "nodus")
 
 
 def get(nodus: Any, kind: str, name: str) -> Mapping[str, Any] | None:

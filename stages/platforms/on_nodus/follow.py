@@ -8,7 +8,7 @@ from typing import Any
 from stages.command import ParityError
 from stages.platforms.common.progress import Echo
 from stages.platforms.common.shield import shielded
-from stages.platforms.on_nodus.client import AGAIN, described, get, unhealthy
+from stages.platforms.on_nodus.client import AGAIN, described, get, unhealthy, unreachable
 
 TERMINAL = ("Succeeded", "Failed", "Cancelled")
 OVER = (*TERMINAL, "Suspended")  # a Job at its cap is suspended, and would stay so
@@ -53,8 +53,10 @@ def watch(nodus: Any, name: str, show: Callable[[str], None]) -> Mapping[str, An
                     return dict(job)
         except nodus.errors.NodusError as error:
             lost = lost or time.monotonic()
-            if not error.retryable or time.monotonic() - lost > AWAY_SECONDS:
+            if not error.retryable:
                 raise ParityError(f"nodus: waiting for Job {name}: {described(error)}") from None
+            if time.monotonic() - lost > AWAY_SECONDS:
+                raise unreachable(f"waiting for Job {name}: {described(error)}") from None
             show("nodus: the server does not answer; the Job runs on, still waiting")
 
 

@@ -1,6 +1,7 @@
 """Where a Job finds its model: on the Volume that keeps trained ones, or on one imported from the hub."""
 
 import time
+from datetime import datetime
 from typing import Any
 
 from stages.command import ParityError
@@ -29,15 +30,34 @@ def kept(nodus: Any, model: JobModel) -> str | None:
     return digest if any(value["status"].get("phase") == "Succeeded" for value in found) else None
 
 
+def committed(nodus: Any, volume: str, since: str) -> bool:
+    """Whether anything was put on the Volume since then: a Job goes well even where its model could not be kept."""
+    status = (get(nodus, "Volume", volume) or {}).get("status") or {}
+    moment = status.get("lastCommitTime")
+    return moment is not None and datetime.fromisoformat(moment) >= datetime.fromisoformat(since)
+
+
 def remember(nodus: Any, job: str, digest: str) -> None:
     """Put the digest of the model that Job `job` has trained and kept on the Job."""
     nodus.api.patch("Job", job, {"metadata": {"labels": {"parity-model": label(digest)}}})
 
 
+def volume_name(model: JobModel) -> str:
+    title = model.id.split("/")[1].lower().translate(str.maketrans("._", "--"))
+    return f"parity-{title[:40]}-{model.revision[:12].lower()}"
+
+
+def cached(nodus: Any, model: JobModel) -> str | None:
+    """Whether the hub's model lies on its Volume by now; None for a model that is not the hub's."""
+    if model.source != "hub":
+        return None
+    status = (get(nodus, "Volume", volume_name(model)) or {}).get("status") or {}
+    return "warm" if status.get("phase") == "Ready" else "cold"
+
+
 def imported(nodus: Any, model: JobModel) -> Any:
     """The Volume with the hub's model at its revision, imported once."""
-    title = model.id.split("/")[1].lower().translate(str.maketrans("._", "--"))
-    name = f"parity-{title[:40]}-{model.revision[:12].lower()}"
+    name = volume_name(model)
     volume = nodus.Volume.import_from(name, huggingface=model.id, revision=model.revision)
     until, said = time.monotonic() + IMPORT_SECONDS, False
     while (status := (get(nodus, "Volume", name) or {}).get("status") or {}).get("phase") != "Ready":

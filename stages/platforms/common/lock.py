@@ -1,0 +1,42 @@
+"""A job's folder for one process alone."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from stages.command import ParityError
+
+
+def lock(path: Path, *, wait: bool) -> TextIO:
+    """Hold the lock file `path`. Where another process has it, wait and say so, or raise ParityError."""
+    while True:
+        stream = path.open("w")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise ParityError("a process on this machine is working on it") from None
+            print(f"waiting: another process runs job {path.stem:.12}", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        # The holder before us removes the file; a lock on a removed file excludes nobody.
+        if path.is_file() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
+            return stream
+        stream.close()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a job's folder, which is made where it is missing, and removed where it was left empty."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.with_name(f"{folder.name}.lock")
+    with lock(path, wait=wait):
+        try:
+            folder.mkdir(exist_ok=True)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            path.unlink()
