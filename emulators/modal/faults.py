@@ -12,7 +12,7 @@
     {"kind": "late_bill"}                      the billing report has nothing yet
     {"kind": "queue"}                          no container is free
 
-Every fault strikes once, or `"times"` times; -1 is for ever.
+Every fault strikes once, or `"times"` times; -1 is for ever. Each strike is a line of `struck.jsonl`.
 """
 
 import json
@@ -36,6 +36,8 @@ class Faults:
             fits = fault["kind"] == kind and all(fault.get(name, value) == value for name, value in where.items())
             if fits and fault.get("times", 1) != self.struck.get(key, 0):
                 self.struck[key] = self.struck.get(key, 0) + 1
+                with self.path.with_name("struck.jsonl").open("a") as record:
+                    record.write(key + "\n")
                 found: dict[str, Any] = fault
                 return found
         return None

@@ -57,6 +57,12 @@ class Emulator:
         now = time.time()
         (self.folder / "faults.json").write_text(json.dumps([{"armed": now, **fault} for fault in faults]))
 
+    def struck(self) -> list[str]:
+        """Kinds of the faults that have struck since they were armed."""
+        armed = {fault["armed"] for fault in json.loads((self.folder / "faults.json").read_text())}
+        lines = map(json.loads, (self.folder / "struck.jsonl").read_text().splitlines())
+        return [line["kind"] for line in lines if line["armed"] in armed]
+
     def requests(self, call: str, **fields: Any) -> list[dict[str, Any]]:
         """What was asked in calls of a name, all or those whose `fields` are so."""
         path = self.folder / "requests.jsonl"

@@ -5,8 +5,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from stages.evidence.digests import sha256_file
 from stages.jobs import PROJECT, read_job
 from stages.platforms import Context, modal
 from stages.platforms.common import source
-from stages.platforms.on_modal import bill
+from stages.platforms.on_modal import bill, store
 from stages.platforms.on_modal.store import Store
 from stages.protocol import read_protocol
 from stages.validation import validate
@@ -103,6 +104,33 @@ def test_a_trained_model_is_there_for_what_follows(emulated: Emulator, finished:
     assert f"jobs/{job_id(second)}/job.json" in uploaded
 
 
+def test_no_weights_travel_as_arguments_of_the_call(emulated: Emulator, finished: Finished) -> None:
+    assert max(len(json.dumps(request)) for request in emulated.requests("FunctionMap")) < 2000
+
+
+def test_blocks_are_fetched_several_at_a_time(
+    emulated: Emulator, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, most, lock = 0, 0, threading.Lock()
+    download = store.download
+
+    def counted(url: str, length: int) -> bytes:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.2)
+        try:
+            return download(url, length)
+        finally:
+            with lock:
+                under_way -= 1
+
+    monkeypatch.setattr(store, "download", counted)
+    assert run(finished.state, finished.job, {})["files"] == finished.found["files"]
+    assert most == 3  # all of 20 MB
+
+
 def test_outputs_come_back_as_the_worker_made_them(emulated: Emulator, finished: Finished, tmp_path: Path) -> None:
     expected, receipt = exported(tmp_path / "expected", 20_000_000), finished.found["receipt"]
     assert finished.found["files"]["model/model.safetensors"] == sha256_file(expected)
@@ -138,6 +166,7 @@ def test_a_slow_answer_and_a_connection_dropped_once_are_not_noticed(emulated: E
     )
     run(tmp_path / "state", job, {})
     assert emulated.runs(job_id(job)) == 1
+    assert emulated.struck() == ["delay", "drop"]
 
 
 def test_an_output_altered_on_its_way_is_refused_and_fetched_anew(emulated: Emulator, tmp_path: Path) -> None:
@@ -217,6 +246,22 @@ def test_a_late_bill_is_not_final(emulated: Emulator, tmp_path: Path) -> None:
     emulated.faults({"kind": "late_bill", "times": -1})
     receipt = run(tmp_path / "state", make_job(tmp_path / "job", steps=1), {})["receipt"]
     assert (receipt["charge_usd"], receipt["final"]) == (None, False)
+
+
+def test_the_bill_is_asked_for_by_the_hour_and_by_the_jobs_tag(emulated: Emulator, finished: Finished) -> None:
+    asked = emulated.requests("WorkspaceBillingReport")[-1]
+    assert (asked["resolution"], asked["tag_names"]) == ("h", [bill.TAG])
+
+
+def test_a_job_that_never_started_is_billed_for_nothing_once_its_hour_would_be_in_the_report(
+    emulated: Emulator, finished: Finished
+) -> None:
+    def asked(age: timedelta) -> tuple[Decimal | None, bool]:
+        found = bill.fetch("0" * 64, (datetime.now(UTC) - age).isoformat(), [])
+        return found.usd, found.final
+
+    assert asked(timedelta(minutes=5)) == (None, False)
+    assert asked(timedelta(hours=5)) == (None, True)
 
 
 def test_a_bill_adds_its_own_rows_and_is_final_with_the_last_hour() -> None:

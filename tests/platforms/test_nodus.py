@@ -237,6 +237,21 @@ def test_an_earlier_failed_job_of_the_same_id_stays_on_the_record(
     assert all(Decimal(one.charge_usd or 0) > 0 for one in delivery.receipt.attempts)
 
 
+# The emulator.
+
+
+def test_the_emulator_refuses_a_field_that_the_sdk_does_not_know(nodus: Emulator, job: Any, tmp_path: Path) -> None:
+    import nodus as sdk
+
+    platform = module.Platform(settings(), module.Context(None, Decimal(1)))
+    body = platform.rehearsed(job[0])
+    body["metadata"] = {"name": "odd"}
+    body["spec"] |= {"gpuCount": 1}
+    with pytest.raises(sdk.errors.NodusError, match=r"spec\.gpuCount") as caught:
+        platform.nodus.api.create(body)
+    assert caught.value.status == 422
+
+
 # Rehearsal.
 
 

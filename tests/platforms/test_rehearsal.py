@@ -5,6 +5,7 @@ import os
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,43 @@ def test_weights_tokens_and_job_ids_equal_the_local_runs(project: Path, task: st
         assert other["rehearsal"] is True
         assert other["receipt"]["clean"] is True  # type: ignore[index]
         assert other["receipt"]["final"] is True  # type: ignore[index]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("stage", ["baseline", "train", "evaluate"])
+def test_metrics_equal_the_local_runs_but_for_time_and_money(project: Path, task: str, stage: str) -> None:
+    path = f"metrics/{task}/{stage}.json"
+    local, *others = (json.loads(run("git", "show", f"{r}:{path}", cwd=project).stdout) for r in ("HEAD", *PLATFORMS))
+    for other in others:
+        assert other.pop("charge_usd") > 0
+        unequal = {key for key in local.keys() | other.keys() if local.get(key) != other.get(key)}
+        assert (
+            {"delivery_seconds"} <= unequal <= {"delivery_seconds", "seconds", "trainer_seconds", "samples_per_second"}
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_receipt_names_attempts_timings_resources_and_a_final_bill(project: Path, platform: str) -> None:
+    found = record(project, platform, "sft")
+    receipt: Any = found["receipt"]
+    (attempt,) = receipt["attempts"]
+    assert attempt["outcome"] == "succeeded"
+    assert attempt["started_utc"] < attempt["ended_utc"]
+    assert receipt["resources"]
+    assert (receipt["final"], Decimal(receipt["charge_usd"]) > 0) == (True, True)
+    timings: Any = found["timings"]
+    assert timings["submitted_utc"] < timings["worker_started_utc"] < timings["verified_utc"]
+    assert timings["taken_up"] is False
+
+
+@pytest.mark.slow
+def test_metrics_diff_of_the_local_branch_and_a_platforms_lists_both(project: Path) -> None:
+    shown = run("dvc", "metrics", "diff", "HEAD", "modal", "--all", cwd=project).stdout
+    for task in TASKS:
+        assert re.search(rf"metrics/{task}/train.json +delivery_seconds +\d", shown)
+        assert re.search(rf"metrics/{task}/train.json +charge_usd +- ", shown)
 
 
 @pytest.mark.slow
