@@ -3,13 +3,17 @@
 Source of the rules: the published execution record, `evaluation.sft`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.protocol import LabelScorer
+from stages.scoring.logits import likeliest
+
+# The protocol's batch size counts prompts of this many tokens; shorter ones come in larger batches.
+ROW = 256
 
 
 def answer(text: str) -> str:
@@ -23,27 +27,89 @@ def judge(row: int, expected: str, text: str, labels: Sequence[str]) -> dict[str
     return {"row": row, "label": expected, "text": text, "valid": said in labels, "correct": said == expected}
 
 
+def shared_prefix(ids: Sequence[list[int]]) -> list[int]:
+    """The tokens that all prompts begin with, one of each prompt's own left over."""
+    first, last, most = min(ids), max(ids), min(map(len, ids)) - 1
+    return first[: next((at for at in range(most) if first[at] != last[at]), most)]
+
+
+def batches(ids: Sequence[list[int]], budget: int) -> Iterator[list[int]]:
+    """Prompts of like length together, by their numbers; each batch is one prompt or at most `budget` tokens."""
+    batch: list[int] = []
+    for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):
+        if batch and (len(batch) + 1) * len(ids[i]) > budget:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def key_values(model: PreTrainedModel, prefix: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of `prefix`, layer by layer."""
+    cache = DynamicCache()
+    if prefix:
+        model.base_model(torch.tensor([prefix], device=model.device), past_key_values=cache, use_cache=True)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def greedy(
+    model: PreTrainedModel,
+    prefix: Sequence[tuple[torch.Tensor, ...]],
+    prompts: Sequence[list[int]],
+    most: int,
+    eos: int,
+) -> list[list[int]]:
+    """The likeliest tokens after each prompt, `most` at most and up to the end of text; rows that reach it leave.
+
+    Prompts are padded on the right: no token of theirs sees the padding, and the mask hides it from those generated.
+    """
+    rows, width, device = list(range(len(prompts))), max(map(len, prompts)), model.device
+    cache = DynamicCache([[part.expand(len(rows), -1, -1, -1) for part in layer] for layer in prefix])
+    held = cache.get_seq_length()
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    ids = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in prompts], device=device)
+    column = torch.arange(width, device=device)
+    mask = torch.cat([lengths.new_ones(len(rows), held), (column < lengths[:, None]).long()], 1)
+    position, last = held + column[None], lengths - 1
+    new: list[list[int]] = [[] for _ in prompts]
+    for step in range(most):
+        hidden = model.base_model(
+            ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
+        ).last_hidden_state[torch.arange(len(rows), device=device), last]
+        chosen = likeliest(model, hidden)
+        said = chosen.tolist()
+        for row, token in zip(rows, said, strict=True):
+            new[row] += [token] if token != eos else []
+        going = [at for at, token in enumerate(said) if token != eos]
+        if not going:
+            break
+        if len(going) < len(rows):
+            kept = torch.tensor(going, device=device)
+            cache.batch_select_indices(kept)
+            rows, chosen, lengths, mask = [rows[at] for at in going], chosen[kept], lengths[kept], mask[kept]
+        ids, mask = chosen[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
+        position, last = (held + lengths + step)[:, None], torch.zeros_like(lengths)
+    return new
+
+
 @torch.inference_mode()
 def generate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], scorer: LabelScorer
 ) -> list[str]:
-    """What the model says after each prompt, up to the end of text; inputs are never cut.
+    """What the model says after each prompt, up to the end of text, in the given order; inputs are never cut.
 
-    Prompts run sorted by length, so that batches hold little padding; answers come back in the given order.
+    The text of `model.generate` without sampling: what it does for batches padded to their longest is done here for
+    prompts of like length, after what they all begin with has been read once.
     """
     ids = tokenizer(list(prompts))["input_ids"]
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    config = GenerationConfig(do_sample=False, max_new_tokens=scorer.max_new_tokens, eos_token_id=eos, pad_token_id=pad)
+    shared = shared_prefix(ids)
+    prefix, own = key_values(model, shared), [prompt[len(shared) :] for prompt in ids]
     texts = [""] * len(ids)
-    for start in range(0, len(order), scorer.batch_size):
-        batch = order[start : start + scorer.batch_size]
-        width = len(ids[batch[-1]])
-        padded = torch.tensor([[pad] * (width - len(ids[i])) + ids[i] for i in batch], device=model.device)
-        mask = torch.tensor([[0] * (width - len(ids[i])) + [1] * len(ids[i]) for i in batch], device=model.device)
-        out = model.generate(input_ids=padded, attention_mask=mask, generation_config=config)[:, width:].tolist()
-        for i, new in zip(batch, out, strict=True):
-            texts[i] = tokenizer.decode(new[: new.index(eos)] if eos in new else new)
+    for batch in batches(ids, scorer.batch_size * ROW):
+        found = greedy(model, prefix, [own[i] for i in batch], scorer.max_new_tokens, tokenizer.eos_token_id)
+        for i, new in zip(batch, found, strict=True):
+            texts[i] = tokenizer.decode(new)
     return texts
 
 

@@ -4,50 +4,62 @@ Every token but a paragraph's first is scored exactly once, in the first window 
 averaged: total NLL over total tokens. Source of the rules: the published execution record, `evaluation.pretrain`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stages.protocol import WindowScorer
-from stages.scoring.windows import windows
+from stages.scoring.logits import target_nll
+from stages.scoring.windows import Window, windows
 
-# Logits in flight: 2^24 floats, 64 MiB, whatever the vocabulary.
-LOGITS = 1 << 24
+# The part of a batch that may be padding. A batch more costs more than this on a small model, less on a large one.
+PADDING = 1 / 64
 
 
-def target_nll(model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """NLL [N] in float64 of `targets` [N] given the hidden states [N, H] before each; logits only for these."""
-    head = model.get_output_embeddings()
-    size = max(1, LOGITS // model.config.vocab_size)
-    pieces = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
-    return torch.cat([cross_entropy(head(h).float(), t, reduction="none").double() for h, t in pieces])
+def batches(todo: Sequence[Window], budget: int) -> Iterator[list[Window]]:
+    """Windows of like length together, each batch of at most `budget` tokens, next to none of them padding."""
+    batch: list[Window] = []
+    held = 0
+    for window in sorted(todo, key=lambda window: window.end - window.start):
+        length = window.end - window.start
+        area = (len(batch) + 1) * length
+        if batch and (area > budget or area - held - length > PADDING * area):
+            yield batch
+            batch, held = [], 0
+        batch.append(window)
+        held += length
+    if batch:
+        yield batch
+
+
+def batch_nll(model: PreTrainedModel, tokens: Sequence[Sequence[int]], batch: Sequence[Window]) -> torch.Tensor:
+    """NLL of each scored token of a batch, window after window.
+
+    Padded on the right: under causal attention no scored token sees padding. A window's last token is only a target.
+    """
+    lengths = torch.tensor([[window.end - window.start] for window in batch])
+    first = torch.tensor([[window.first - window.start] for window in batch])
+    width = int(lengths.max())
+    ids = torch.tensor([(*tokens[w.paragraph][w.start : w.end], *[0] * (width - w.end + w.start)) for w in batch])
+    position = torch.arange(1, width)
+    # Found before it is sent: to find them on a GPU is to wait for it.
+    scored = ((position >= first) & (position < lengths)).flatten().nonzero()[:, 0]
+    targets = ids[:, 1:].flatten()[scored].to(model.device)
+    hidden = model.base_model(input_ids=ids[:, :-1].to(model.device), use_cache=False).last_hidden_state
+    return target_nll(model, hidden.flatten(0, 1)[scored.to(model.device)], targets)
 
 
 @torch.inference_mode()
 def paragraph_nll(model: PreTrainedModel, tokens: Sequence[Sequence[int]], scorer: WindowScorer) -> list[float]:
-    """Summed NLL of each paragraph's tokens but its first.
-
-    Windows run sorted by length, padded on the right: under causal attention no scored token sees padding.
-    """
+    """Summed NLL of each paragraph's tokens but its first; at most `batch_size` whole windows of tokens at a time."""
     todo = [window for i, ids in enumerate(tokens) for window in windows(i, len(ids), scorer)]
-    todo.sort(key=lambda window: window.end - window.start)
     totals = torch.zeros(len(tokens), dtype=torch.float64)
-    for at in range(0, len(todo), scorer.batch_size):
-        batch = todo[at : at + scorer.batch_size]
-        width = batch[-1].end - batch[-1].start
-        ids = torch.zeros(len(batch), width, dtype=torch.long)
-        scored = torch.zeros(len(batch), width, dtype=torch.bool)
-        for row, window in enumerate(batch):
-            ids[row, : window.end - window.start] = torch.tensor(tokens[window.paragraph][window.start : window.end])
-            scored[row, window.first - window.start : window.end - window.start] = True
-        ids, mask = ids.to(model.device), scored.to(model.device)
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        losses = target_nll(model, hidden[:, :-1][mask[:, 1:]], ids[mask]).cpu()
-        owner = torch.tensor([window.paragraph for window in batch]).repeat_interleave(scored.sum(1))
-        totals.index_add_(0, owner, losses)
+    for batch in batches(todo, scorer.batch_size * scorer.max_window_tokens):
+        paragraph = torch.tensor([window.paragraph for window in batch])
+        scored = torch.tensor([window.end - window.first for window in batch])
+        totals.index_add_(0, paragraph.repeat_interleave(scored), batch_nll(model, tokens, batch).cpu())
     return totals.tolist()
 
 
