@@ -70,9 +70,12 @@ def test_what_each_platform_says_of_its_resources_can_leave(repo: Path) -> None:
 
     branch(repo, "a", platform="nodus", charge="0.10", edit=edit)
     branch(repo, "b", platform="modal", charge="0.20", edit=edit)
-    made = json.dumps(documents(["a", "b"]))
-    assert "memory 48Gi" in made
-    assert "charge_usd_by_resource" not in made
+    made = documents(["a", "b"])
+    controls = made["execution-record.json"]["resource_controls"]  # type: ignore[index]
+    assert (controls["nodus"]["cpu_request"], controls["nodus"]["memory_request_mib"]) == (4, 49152)
+    assert (controls["modal"]["cpus"], controls["modal"]["memory_gib"]) == (4, 48)
+    assert controls["identical_host_or_cpu_limits"] is True
+    assert "charge_usd_by_resource" not in json.dumps(made)
 
 
 def test_the_schemas_are_sound_and_hold_the_published_documents_shape(pilot: Path) -> None:

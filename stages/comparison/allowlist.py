@@ -44,9 +44,8 @@ KEYS = [
 # Words that evidence may put into a sentence's values, beside figures and the project's own texts.
 PERMITTED = """
     not recorded pinned covers baseline train evaluate sft pretrain both ran until began stands same as dirty
-    none emulator overlap more cpu cuda cpu_minimum cpu_request cpu_limit cpus visible affinity cgroup_limit
-    effective memory_minimum_gib memory_request_mib memory_limit_mib memory_gib cgroup_limit_bytes total_bytes
-    memory cache warm cold true false torch transformers trl datasets accelerate huggingface-hub embedded pilot
+    none emulator overlap more cpu cuda request limit GiB MiB cache warm cold
+    torch transformers trl datasets accelerate huggingface-hub embedded pilot
     submission to verified output by the submitting machine's wall clock and local export
 """
 WORDS = frozenset(PERMITTED.split())

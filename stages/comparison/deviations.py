@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from stages.command import TASKS
+from stages.comparison.machine import cpus, memory, shown, size
 from stages.comparison.records import Evidence
 from stages.comparison.runs import Run, TaskRun, protocol_digest
 from stages.comparison.schedule import Deviation, order, overlaps
@@ -40,37 +41,37 @@ def resources(evidence: Evidence, word: str) -> dict[str, object]:
     return {key: value for key, value in known.items() if word in key}
 
 
-def cpu(evidence: Evidence) -> str:
-    seen = evidence.environment.cpu
-    return listed(resources(evidence, "cpu") | (seen.model_dump(exclude={"model"}) if seen else {}))
-
-
-def memory(evidence: Evidence) -> str:
-    seen = evidence.environment.memory
-    limits = {"cgroup_limit_bytes": seen.cgroup_limit_bytes or None} if seen else {}
-    found = listed(resources(evidence, "memory") | limits)
-    return found or listed({"total_bytes": seen.total_bytes if seen else None})
-
-
 def gpu(key: str) -> Callable[[Evidence], object]:
     return lambda evidence: getattr(evidence.environment.gpu, key, None)
 
 
+def gpu_memory(evidence: Evidence) -> str | None:
+    found = gpu("memory_bytes")(evidence)
+    return size(found) if isinstance(found, int) else None
+
+
+def cache(evidence: Evidence) -> object:
+    """`warm` or `cold`; None where the platform does not tell."""
+    return evidence.receipt.resources.get("cache") if evidence.receipt else None
+
+
 FACTS = (
-    Fact("cpu_limits", "The CPUs that the jobs had or were limited to are not shown to be equal.", training(cpu)),
-    Fact("memory_limits", "The memory limits are not shown to be equal.", training(memory)),
+    Fact(
+        "cpu_limits",
+        "The CPUs that the jobs had or were limited to are not shown to be equal.",
+        training(lambda e: shown(cpus(e))),
+    ),
+    Fact("memory_limits", "The memory limits are not shown to be equal.", training(lambda e: shown(memory(e), size))),
     Fact("device", "Training ran on different kinds of device.", training(lambda evidence: evidence.device)),
     Fact("gpu", "The GPU models differ.", training(gpu("name"))),
-    Fact("gpu_memory", "The GPUs report different amounts of memory.", training(gpu("memory_bytes"))),
+    Fact("gpu_memory", "The GPUs report different amounts of memory.", training(gpu_memory)),
     Fact("gpu_driver", "The GPU drivers are not shown to be equal.", training(gpu("driver"))),
     Fact(
         "versions",
         "The packages that ran differ in version.",
         training(lambda evidence: listed(dict(sorted(evidence.environment.versions.items())))),
     ),
-    Fact(
-        "cache", "A cache was warm on one side only.", training(lambda evidence: listed(resources(evidence, "cache")))
-    ),
+    Fact("cache", "The caches were not equally warm.", training(cache)),
     Fact("worker_code", "The jobs ran different code.", training(lambda evidence: evidence.job.code)),
     Fact(
         "delivery_clock",

@@ -6,7 +6,8 @@ from stages.command import TASKS, ParityError, Task
 from stages.comparison.allowlist import Words
 from stages.comparison.claims import shared_tasks, unlike
 from stages.comparison.compare import one_value
-from stages.comparison.deviations import cpu, deviations, memory, resources
+from stages.comparison.deviations import cache, deviations, resources
+from stages.comparison.machine import cpus, memory, unrecorded
 from stages.comparison.publication import every, facts, timing_definitions
 from stages.comparison.records import Evidence
 from stages.comparison.schedule import Deviation
@@ -198,13 +199,14 @@ def evaluation(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
 
 def controls(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
     trained = {side.label: run.training for side in pair for run in side.of(shared_tasks(*pair)[0])[:1] if run.training}
-    limits = [{"cpu": cpu(evidence), "memory": memory(evidence)} for evidence in trained.values()]
-    caches = [resources(evidence, "cache") for evidence in trained.values()]
+    machines = {(cpus(evidence), memory(evidence)) for evidence in trained.values()}
+    known = len(trained) == 2 and not any("limit" in what for e in trained.values() for what in unrecorded(e))
+    caches = {cache(evidence) for evidence in trained.values()}
     return {
         "frozen_plan_cpu": facts(pair).get("frozen_plan_cpu", protocol.resources.cpus),
         **{label: control(evidence) for label, evidence in trained.items()},
-        "identical_host_or_cpu_limits": bool(one_value(list(limits)).equal) and len(limits) == 2,
-        "matched_cache_warmth": len(caches) == 2 and caches[0] == caches[1] != {},
+        "identical_host_or_cpu_limits": known and len(machines) == 1,
+        "matched_cache_warmth": len(trained) == 2 and len(caches) == 1 and caches != {None},
     }
 
 
@@ -212,6 +214,8 @@ def control(evidence: Evidence) -> dict[str, Any]:
     """What the platform was asked for and what the worker saw of it."""
     asked = {**resources(evidence, "cpu"), **resources(evidence, "memory")}
     found: dict[str, Any] = {key: value for key, value in asked.items() if isinstance(value, int | float)}
+    if not found:
+        found = requests(evidence)
     if seen := evidence.environment.cpu:
         limit = {} if seen.cgroup_limit is None else {"cpus": seen.cgroup_limit}
         found |= {
@@ -221,6 +225,13 @@ def control(evidence: Evidence) -> dict[str, Any]:
         }
         found["effective_cpu_limit"] = seen.effective
     return found
+
+
+def requests(evidence: Evidence) -> dict[str, Any]:
+    """The requests as numbers, of a platform that tells them in words such as 48Gi."""
+    cpu, ram = cpus(evidence).request, memory(evidence).request
+    found = {"cpu_request": cpu, "memory_request_mib": None if ram is None else ram / 2**20}
+    return {key: float(value) if value % 1 else int(value) for key, value in found.items() if value is not None}
 
 
 def published(deviation: Deviation) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""Two platforms' runs that differ in what a test says, and what the comparison found in them."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from stages.comparison.compare import Comparison, build
+from stages.comparison.runs import read_runs
+from stages.comparison.schedule import Deviation
+from tests.comparison.build import START, branch
+
+HOUR = timedelta(hours=1)
+Change = Callable[[dict[str, Any]], None]
+
+
+def in_evidence(change: Change) -> Callable[[str, dict[str, Any]], None]:
+    return lambda path, found: change(found) if "evidence" in path else None
+
+
+def compared(repo: Path, change: Change | None = None, **options: Any) -> Comparison:
+    """Two platforms that differ in `change`, or in the options of the second."""
+    branch(repo, "a", platform="nodus", charge="0.10", start=START)
+    edit = in_evidence(change) if change else lambda path, found: None
+    branch(repo, "b", **({"platform": "modal", "charge": "0.20", "start": START + HOUR, "edit": edit} | options))
+    return build(read_runs(["a", "b"]))
+
+
+def found(comparison: Comparison, item: str) -> Deviation | None:
+    return next((deviation for deviation in comparison.deviations if deviation.item == item), None)
+
+
+def set_in(*keys: str, value: Any) -> Change:
+    def change(document: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = value
+
+    return change
+
+
+def claim(comparison: Comparison, name: str) -> tuple[bool, str]:
+    return next((c.holds, c.reason) for c in comparison.pairs[0].claims if name in c.name)
+
+
+def repeats(repo: Path, fast: float, slow: float) -> Comparison:
+    """Three seeds on each of two like platforms, taken in turns."""
+    names = []
+    for i, seed in enumerate((1, 2, 3)):
+        for j, (platform, seconds, charge) in enumerate((("nodus", fast, "0.10"), ("modal", slow, "0.20"))):
+            first = (i + j) % 2
+            start = START + HOUR * (4 * i + 2 * first)
+            name = f"{platform}-{seed}"
+            branch(repo, name, platform=platform, seed=seed, seconds=seconds + i, charge=charge, start=start)
+            names.append(name)
+    return build(read_runs(names))

@@ -1,0 +1,102 @@
+"""Promise: a claim holds only where it is shown, and says why where it does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.comparison.compare import build
+from stages.comparison.gates import cross_verdicts
+from stages.comparison.runs import read_runs
+from stages.protocol import Protocol
+from tests.comparison.build import START, branch
+from tests.comparison.judge import HOUR, claim, compared, in_evidence, repeats, set_in
+
+
+def test_a_cost_advantage_needs_final_real_comparable_charges(repo: Path) -> None:
+    assert claim(compared(repo), "cost_advantage") == (
+        True,
+        "sft 0.30 against 0.60 USD; pretrain 0.30 against 0.60 USD",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"charge": None}, "modal has no charge recorded for sft"),
+        ({"final": False}, "the receipts of modal for sft are not final"),
+        ({"edit": in_evidence(set_in("rehearsal", value=True))}, "modal (rehearsal) charges nobody"),
+        (
+            {"edit": in_evidence(set_in("covers", value=["train", "evaluate"]))},
+            "the charges for sft cover different stages",
+        ),
+        ({"charge": "0.05"}, "sft 0.30 against 0.15 USD"),
+    ],
+)
+def test_no_cost_advantage_without_them(repo: Path, options: dict[str, Any], reason: str) -> None:
+    holds, why = claim(compared(repo, **options), "cost_advantage")
+    assert not holds
+    assert why.startswith(reason)
+
+
+def test_a_failed_attempt_is_no_part_of_the_headline_charge(repo: Path) -> None:
+    failed = [{"outcome": "failed", "charge_usd": "0.05"}, {"outcome": "succeeded", "charge_usd": "0.15"}]
+    comparison = compared(repo, set_in("receipt", "attempts", value=failed))
+    modal = comparison.sides[1]
+    assert str(modal.charges("sft")[0].usd) == "0.45"
+    assert str(modal.including_failed("sft")) == "0.60"
+    unknown = [{"outcome": "failed"}, {"outcome": "succeeded"}]
+    branch(repo, "c", platform="modal", charge="0.20", edit=in_evidence(set_in("receipt", "attempts", value=unknown)))
+    (side,) = build(read_runs(["c"])).sides
+    assert side.charges("sft")[0].usd is None
+    assert str(side.including_failed("sft")) == "0.60"
+
+
+def test_weights_are_compared_seed_by_seed(repo: Path) -> None:
+    assert claim(compared(repo), "identical")[0]
+    branch(repo, "c", platform="modal", weights="others", start=START + 2 * HOUR)
+    assert claim(build(read_runs(["a", "c"])), "identical") == (False, "sft, seed 11: the digests differ")
+    branch(repo, "d", platform="modal", seed=12, start=START + 3 * HOUR)
+    assert "no seed of sft is recorded on both sides" in claim(build(read_runs(["a", "d"])), "identical")[1]
+
+
+def test_repeats_establish_a_speed_up_on_equal_machines_and_the_spread(repo: Path) -> None:
+    comparison = repeats(repo, 50.0, 100.0)
+    assert [len(side.runs) for side in comparison.sides] == [3, 3]
+    for name in ("variance", "speedup", "superiority"):
+        assert claim(comparison, name)[0], claim(comparison, name)
+    assert comparison.pairs[0].tasks["sft"].differences["trainer_seconds"].method == "paired by seed, 3 pairs"
+
+
+def test_no_speed_up_where_there_is_none(repo: Path) -> None:
+    comparison = repeats(repo, 100.0, 100.0)
+    assert claim(comparison, "variance")[0]
+    assert not claim(comparison, "speedup")[0]
+    assert not claim(comparison, "superiority")[0]
+
+
+def test_two_runs_of_one_platform_stand_against_each_other_and_three_are_repeats(repo: Path) -> None:
+    for seed in (1, 2, 3):
+        branch(repo, f"s{seed}", seed=seed, start=START + HOUR * seed)
+    assert [side.label for side in build(read_runs(["s1", "s2"])).sides] == ["s1", "s2"]
+    three = build(read_runs(["s1", "s2", "s3"]))
+    assert [(side.label, len(side.runs)) for side in three.sides] == [("local", 3)]
+    assert len(build(read_runs(["s1", "s2", "s3"]), "run").pairs) == 3
+
+
+def test_a_users_own_run_compares_with_the_published_one(repo: Path) -> None:
+    branch(repo, "mine", platform="modal", charge="0.20")
+    comparison = build(read_runs(["mine", "pilot:modal"]))
+    assert [side.label for side in comparison.sides] == ["modal", "pilot:modal"]
+    assert comparison.pairs[0].tasks["sft"].matching["input_hashes"].equal is False
+    assert "protocol" in {deviation.item for deviation in comparison.deviations}
+
+
+def test_cross_platform_gates_are_exact_at_their_edge(embedded: Protocol) -> None:
+    def accuracy(correct: int) -> list[dict[str, Any]]:
+        return [{"correct": correct, "rows": 100}]
+
+    assert cross_verdicts(embedded, "sft", accuracy(58), accuracy(60))["accuracy_points_below_other"].passed
+    assert not cross_verdicts(embedded, "sft", accuracy(57), accuracy(60))["accuracy_points_below_other"].passed
+    assert cross_verdicts(embedded, "pretrain", [{"nll": 2.0199}], [{"nll": 2.0}])["nll_percent_above_other"].passed
+    assert not cross_verdicts(embedded, "pretrain", [{"nll": 2.0201}], [{"nll": 2.0}])["nll_percent_above_other"].passed
