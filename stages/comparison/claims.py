@@ -5,21 +5,14 @@ from typing import NamedTuple
 
 from stages.command import Task
 from stages.comparison.deviations import deviations
+from stages.comparison.machine import unrecorded
 from stages.comparison.sides import CHARGE, DELIVERY, TRAINER, Quantity, Side
 from stages.comparison.statistics import Difference, compare, mean
 
-# Deviations under which a difference in time says nothing of the trainer itself.
-CONFOUNDING = (
-    "cpu_limits",
-    "memory_limits",
-    "device",
-    "gpu",
-    "gpu_memory",
-    "gpu_driver",
-    "versions",
-    "overlap",
-    "order",
-)
+# Deviations under which a difference is not the platform's own doing: the work or its circumstances were not the same.
+UNLIKE_WORK = ("worker_code", "versions", "versions_off_pins", "dirty", "cache", "overlap", "order")
+# Under which a difference in time says nothing of the trainer itself.
+UNLIKE_MACHINES = ("cpu_limits", "memory_limits", "device", "gpu", "gpu_memory", "gpu_driver")
 
 
 class Claim(NamedTuple):
@@ -121,18 +114,42 @@ def faster(subject: Side, other: Side, quantity: Quantity) -> str | None:
     return None if shared_tasks(subject, other) else "no task in common"
 
 
+def confounded(subject: Side, other: Side, items: tuple[str, ...]) -> str | None:
+    """What else may explain a difference; None where nothing that was recorded does."""
+    found = sorted({deviation.item for deviation in deviations([subject, other])} & set(items))
+    if subject.rehearsal or other.rehearsal:
+        found.append("a rehearsal")
+    return f"other causes are not ruled out: {', '.join(found)}" if found else None
+
+
+def machines_unrecorded(subject: Side, other: Side) -> str | None:
+    """What is not known of the machines that trained; None where all of it is."""
+    for task in shared_tasks(subject, other):
+        for side in (subject, other):
+            for run in side.of(task):
+                if missing := unrecorded(run.training) if run.training else ["training evidence"]:
+                    return f"{task}: not recorded of {side.label}: {', '.join(missing)}; machines not shown to be equal"
+    return None
+
+
 def speedup(subject: Side, other: Side) -> tuple[bool, str]:
     """A shorter trainer time over repeats, with nothing but the platform to explain it."""
-    if found := unlike(subject, other) or faster(subject, other, TRAINER):
+    reasons = (
+        unlike(subject, other),
+        faster(subject, other, TRAINER),
+        confounded(subject, other, UNLIKE_WORK + UNLIKE_MACHINES),
+        machines_unrecorded(subject, other),
+    )
+    if found := next(filter(None, reasons), None):
         return False, found
-    confounded = sorted({d.item for d in deviations([subject, other])} & set(CONFOUNDING))
-    if confounded or subject.rehearsal or other.rehearsal:
-        return False, f"other causes are not ruled out: {', '.join(confounded) or 'a rehearsal'}"
     return True, "the 95 % interval of trainer seconds is below zero in every task, on equal machines"
 
 
 def superiority(subject: Side, other: Side) -> tuple[bool, str]:
-    """Cheaper and delivered sooner over repeats, in every task, at equal or better quality."""
+    """Cheaper and delivered sooner over repeats, in every task, at equal or better quality.
+
+    Machines may differ, as they are what a platform offers; the work and its circumstances may not.
+    """
     cheap, why = cost_advantage(subject, other)
     if not cheap:
         return False, f"no cost advantage: {why}"
@@ -142,6 +159,8 @@ def superiority(subject: Side, other: Side) -> tuple[bool, str]:
     for task in shared_tasks(subject, other):
         if not no_worse(subject, other, task):
             return False, f"{task}: the quality is lower"
+    if found := confounded(subject, other, (*UNLIKE_WORK, "delivery_clock")):
+        return False, found
     return True, "charge and delivery time are lower beyond their 95 % intervals, at no lower quality"
 
 

@@ -10,6 +10,8 @@ from stages.comparison.records import Evidence
 from stages.comparison.runs import moment
 from stages.comparison.sides import Side
 
+Starts = dict[tuple[int | None, int | None], list[datetime]]  # by seed and repeat
+
 SHOWN = 3  # overlapping pairs that are named; the rest are counted
 
 
@@ -69,16 +71,27 @@ def overlaps(sides: list[Side]) -> Iterator[Deviation]:
 
 
 def order(sides: list[Side]) -> Iterator[Deviation]:
-    """A side whose every run came before the other's: whatever changed in between is part of the difference."""
-    for first, second in itertools.permutations(sides, 2):
-        shared = [task for task in TASKS if first.of(task) and second.of(task)]
-        spans = [(starts(first, task), starts(second, task)) for task in shared]
-        if spans and all(a and b and max(a) < min(b) for a, b in spans):
-            earliest = {first.label: min(min(a) for a, _ in spans), second.label: min(min(b) for _, b in spans)}
+    """A side that came first, run by run or as a whole: whatever changed in between is part of the difference."""
+    for task, (first, second) in itertools.product(TASKS, itertools.permutations(sides, 2)):
+        ours, theirs = starts(first, task), starts(second, task)
+        if always_first(ours, theirs):
+            earliest = {side.label: min(map(min, found.values())) for side, found in ((first, ours), (second, theirs))}
             values = {label: f"{time:%Y-%m-%d %H:%M:%S}" for label, time in earliest.items()}
-            yield Deviation("order", None, "One side always ran first, the order was not mixed.", values)
+            yield Deviation("order", task, "One side always ran first, the order was not mixed.", values)
 
 
-def starts(side: Side, task: Task) -> list[datetime]:
-    found = (moment(run.training.timings.worker_started_utc) for run in side.of(task) if run.training)
-    return [time for time in found if time]
+def always_first(ours: Starts, theirs: Starts) -> bool:
+    """By pairs of one seed and repeat, where there are two or more; or all of one side before all of the other."""
+    pairs = [max(ours[key]) < min(theirs[key]) for key in ours.keys() & theirs.keys()]
+    if len(pairs) > 1 and all(pairs):
+        return True
+    return bool(ours and theirs) and max(map(max, ours.values())) < min(map(min, theirs.values()))
+
+
+def starts(side: Side, task: Task) -> Starts:
+    """When the trainings of each seed and repeat began."""
+    found: Starts = {}
+    for run in side.of(task):
+        if run.training and (time := moment(run.training.timings.worker_started_utc)):
+            found.setdefault((run.seed, run.repeat), []).append(time)
+    return found

@@ -43,14 +43,15 @@ def claim(comparison: Comparison, name: str) -> tuple[bool, str]:
     return next((c.holds, c.reason) for c in comparison.pairs[0].claims if name in c.name)
 
 
-def repeats(repo: Path, fast: float, slow: float) -> Comparison:
-    """Three seeds on each of two like platforms, taken in turns."""
+def repeats(repo: Path, fast: float, slow: float, **options: Any) -> Comparison:
+    """Three seeds on each of two like platforms, taken in turns; `options` are those of the second's runs."""
     names = []
+    in_turns: bool = options.pop("in_turns", True)
     for i, seed in enumerate((1, 2, 3)):
         for j, (platform, seconds, charge) in enumerate((("nodus", fast, "0.10"), ("modal", slow, "0.20"))):
-            first = (i + j) % 2
-            start = START + HOUR * (4 * i + 2 * first)
+            start = START + HOUR * (4 * i + 2 * ((i + j) % 2 if in_turns else j))
             name = f"{platform}-{seed}"
-            branch(repo, name, platform=platform, seed=seed, seconds=seconds + i, charge=charge, start=start)
+            given = {"platform": platform, "seed": seed, "seconds": seconds + i, "charge": charge, "start": start}
+            branch(repo, name, **(given | (options if j else {})))
             names.append(name)
     return build(read_runs(names))

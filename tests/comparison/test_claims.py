@@ -10,7 +10,7 @@ from stages.comparison.gates import cross_verdicts
 from stages.comparison.runs import read_runs
 from stages.protocol import Protocol
 from tests.comparison.build import START, branch
-from tests.comparison.judge import HOUR, claim, compared, in_evidence, repeats, set_in
+from tests.comparison.judge import HOUR, Change, claim, compared, in_evidence, repeats, set_in
 
 
 def test_a_cost_advantage_needs_final_real_comparable_charges(repo: Path) -> None:
@@ -72,6 +72,81 @@ def test_no_speed_up_where_there_is_none(repo: Path) -> None:
     comparison = repeats(repo, 100.0, 100.0)
     assert claim(comparison, "variance")[0]
     assert not claim(comparison, "speedup")[0]
+    assert not claim(comparison, "superiority")[0]
+
+
+def forget(*parts: str) -> Change:
+    """Take these out of what the worker saw of its machine."""
+
+    def change(found: dict[str, Any]) -> None:
+        for part in parts:
+            found["environment"][part] = None
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (set_in("environment", "gpu", "name", value="NVIDIA T4"), "gpu"),
+        (set_in("environment", "gpu", "driver", value="560.1.1"), "gpu_driver"),
+        (set_in("environment", "memory", "cgroup_limit_bytes", value=1 << 30), "memory_limits"),
+        (set_in("receipt", "resources", value={"cpus": 2}), "cpu_limits"),
+        (set_in("job", "code", value="4" * 64), "worker_code"),
+        (set_in("dirty", value=True), "dirty"),
+        (set_in("receipt", "resources", value={"cache": "warm"}), "cache"),
+        (set_in("environment", "versions", "trl", value="1.14.0"), "versions, versions_off_pins"),
+    ],
+)
+def test_what_else_may_explain_a_shorter_time_is_not_ruled_out(repo: Path, change: Change, why: str) -> None:
+    holds, reason = claim(repeats(repo, 50.0, 100.0, edit=in_evidence(change)), "speedup")
+    assert (holds, reason) == (False, f"other causes are not ruled out: {why}")
+
+
+def test_no_speed_up_on_machines_of_which_nothing_is_recorded(repo: Path) -> None:
+    """Equal because unknown is not equal."""
+    change = in_evidence(forget("cpu", "memory"))
+    for seed, platform, seconds in ((1, "nodus", 50.0), (1, "modal", 100.0), (2, "modal", 101.0), (2, "nodus", 51.0)):
+        start = START + HOUR * (2 * seed + (platform == ("modal", "nodus")[seed - 1]))
+        options = {"charge": "0.10", "seconds": seconds, "start": start, "edit": change}
+        branch(repo, f"{platform}-{seed}", platform=platform, seed=seed, **options)
+    comparison = build(read_runs(["nodus-1", "modal-1", "nodus-2", "modal-2"]))
+    assert comparison.deviations == []
+    why = "sft: not recorded of nodus: CPU limit, memory limit; machines not shown to be equal"
+    assert claim(comparison, "speedup") == (False, why)
+
+
+def test_a_gpu_has_to_be_recorded_where_one_trained(repo: Path) -> None:
+    def change(found: dict[str, Any]) -> None:
+        found["device"] = "cuda"
+        found["environment"]["gpu"] |= {"memory_bytes": None, "driver": None}
+
+    names = []
+    for i, (seed, platform) in enumerate(((1, "nodus"), (1, "modal"), (2, "modal"), (2, "nodus"))):
+        options = {"seconds": 50.0 + seed + 50 * (platform == "modal"), "start": START + HOUR * i}
+        branch(repo, f"{platform}-{seed}", platform=platform, seed=seed, edit=in_evidence(change), **options)
+        names.append(f"{platform}-{seed}")
+    holds, reason = claim(build(read_runs(names)), "speedup")
+    assert (holds, reason.split(";")[0]) == (False, "sft: not recorded of nodus: GPU memory, GPU driver")
+
+
+def test_nothing_is_claimed_where_one_platform_always_came_first(repo: Path) -> None:
+    """In every pair, though the pairs themselves are mixed."""
+    comparison = repeats(repo, 50.0, 100.0, in_turns=False)
+    assert {deviation.task for deviation in comparison.deviations if deviation.item == "order"} == {"sft", "pretrain"}
+    for name in ("speedup", "superiority"):
+        assert claim(comparison, name) == (False, "other causes are not ruled out: order")
+
+
+def test_no_superiority_at_lower_quality(repo: Path) -> None:
+    better = repeats(repo, 50.0, 100.0, good=39)
+    assert claim(better, "superiority") == (False, "sft: the quality is lower")
+    assert claim(better, "speedup")[0]
+
+
+def test_no_superiority_where_jobs_overlapped(repo: Path) -> None:
+    comparison = repeats(repo, 50.0, 5000.0)
+    assert "overlap" in claim(comparison, "superiority")[1]
     assert not claim(comparison, "superiority")[0]
 
 
