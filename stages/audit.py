@@ -1,6 +1,6 @@
 """Audit runs: make again every digest, metric, gate, claim and total that can be made again, and compare.
 
-    python -m stages.audit [REV ...] [--publication DIR] [--json] [--all]
+    python -m stages.audit [REV ...] [--publication DIR [--campaign FILE]] [--json] [--all]
 
 REV is as in `compare`; without one, the workspace. With `--publication`, the two published documents in DIR are made
 again from REV REV and compared value by value. Exits with 1 where anything differs.
@@ -14,6 +14,7 @@ from typing import Any
 
 from stages import command
 from stages.command import ParityError
+from stages.comparison.accounts import add_campaign
 from stages.comparison.audited import Audited, Line, same, unknown
 from stages.comparison.checks import CHECKS
 from stages.comparison.revisions import WORKSPACE, Objects, locate
@@ -45,11 +46,13 @@ def leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, document
 
 
-def check_publication(names: list[str], folder: Path, owner: str | None) -> Iterator[Line]:
+def check_publication(
+    names: list[str], folder: Path, owner: str | None, campaign: Path | None = None
+) -> Iterator[Line]:
     """The published documents, claims included, against the same documents made anew."""
     from stages.publish import documents
 
-    for name, document in documents(names, owner).items():
+    for name, document in documents(names, owner, campaign).items():
         recorded, made = dict(leaves(read_json(folder / name))), dict(leaves(document))
         for path in {**recorded, **made}:
             yield same(f"{name}{path}", recorded.get(path, "not there"), made.get(path, "not there"))
@@ -78,12 +81,13 @@ def main() -> int:
         "--publication", type=Path, metavar="DIR", help="published documents to make again from REV REV"
     )
     arguments.add_argument("--owner", metavar="NAME", help="the name that the publication was made with")
+    add_campaign(arguments)
     arguments.add_argument("--json", action="store_true")
     arguments.add_argument("--all", action="store_true", help="show equal lines too")
     given = arguments.parse_args()
     lines = list(audit(given.revisions))
     if given.publication:
-        found = check_publication(given.revisions, given.publication, given.owner)
+        found = check_publication(given.revisions, given.publication, given.owner, given.campaign)
         lines += [("publication", line) for line in found]
     else:
         lines.append(("publication", unknown("claims", "no publication was named; --publication DIR checks one")))

@@ -1,9 +1,10 @@
 """Compare runs: git revisions, DVC experiments, `.` for the workspace, `pilot:nodus` and `pilot:modal`.
 
-    python -m stages.compare [REV ...] [--json | --markdown] [--html FILE] [--by platform|run]
+    python -m stages.compare [REV ...] [--json | --markdown] [--html FILE] [--by platform|run] [--campaign FILE]
 
 Runs of one platform are taken together as repeats; without REV, the revisions nodus and modal are compared. Reductions
-are the first side's against the second. The working tree is neither read nor touched, but for `.`.
+are the first side's against the second. The working tree is not touched, and read for `.` and the campaign alone: bills
+that came after a run are taken from FILE, or from what `python -m stages.campaign export` wrote to the workspace.
 """
 
 import json
@@ -11,8 +12,8 @@ import sys
 from pathlib import Path
 
 from stages import command
+from stages.comparison.accounts import add_campaign, read
 from stages.comparison.compare import Comparison, build, document
-from stages.comparison.runs import read_runs
 
 DEFAULT = ["nodus", "modal"]
 
@@ -35,8 +36,9 @@ def main() -> None:
     arguments.add_argument(
         "--by", choices=("platform", "run"), help="what makes a side; default: platform, or run for two"
     )
+    add_campaign(arguments)
     given = arguments.parse_args()
-    comparison = build(read_runs(given.revisions), given.by)
+    comparison = build(read(given.revisions, given.campaign), given.by)
     if given.html:
         from stages.comparison.page import write
 

@@ -1,6 +1,6 @@
 """Publish a comparison of two platforms: `execution-record.json` and `results.json`, cleared and validated.
 
-    python -m stages.publish REV REV [REV ...] --out DIR [--owner NAME]
+    python -m stages.publish REV REV [REV ...] --out DIR [--owner NAME] [--campaign FILE]
 
 An allowlist decides what leaves; a value that no rule allows stops the publication with its path.
 """
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from stages import command
 from stages.command import ParityError
+from stages.comparison.accounts import add_campaign, read
 from stages.comparison.execution import record
 from stages.comparison.publication import results, two_sides, validated
-from stages.comparison.runs import read_runs
 from stages.evidence.digests import write_json
 
 OWNER = re.compile(r"[A-Z][A-Za-z0-9]*( [A-Za-z0-9&]+){0,5}")
 
 
-def documents(revisions: list[str], owner: str | None = None) -> dict[str, object]:
+def documents(revisions: list[str], owner: str | None = None, campaign: Path | None = None) -> dict[str, object]:
     """File name -> document, as they would be published."""
     if owner and not OWNER.fullmatch(owner):
         raise ParityError(f"--owner: found {owner!r}, expected a name in plain words, such as 'Example Labs'")
-    subject, other = two_sides(read_runs(revisions))
+    subject, other = two_sides(read(revisions, campaign))
     made = {"results": results(subject, other, owner), "execution-record": record(subject, other)}
     return {f"{name}.json": validated(name, document) for name, document in made.items()}
 
@@ -32,8 +32,9 @@ def main() -> None:
     arguments.add_argument("revisions", metavar="REV", nargs="+", help="the runs of both platforms")
     arguments.add_argument("--out", type=Path, required=True, metavar="DIR")
     arguments.add_argument("--owner", metavar="NAME", help="who measured; left out unless given")
+    add_campaign(arguments)
     given = arguments.parse_args()
-    for name, document in documents(given.revisions, given.owner).items():
+    for name, document in documents(given.revisions, given.owner, given.campaign).items():
         write_json(given.out / name, document)
         print(f"{given.out / name}: written")
 

@@ -6,13 +6,14 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from stages.command import TASKS, Task
+from stages.comparison.accounts import merged
 from stages.comparison.claims import Claim, claims, differ, shared_tasks, unlike
 from stages.comparison.deviations import deviations, distinct
 from stages.comparison.gates import Verdict, cross_verdicts, verdicts
 from stages.comparison.records import Evidence
 from stages.comparison.runs import Run, TaskRun
 from stages.comparison.schedule import Deviation
-from stages.comparison.sides import Grouping, Side, merged, quantities, sides
+from stages.comparison.sides import Grouping, Side, quantities, sides
 from stages.comparison.statistics import Difference, Estimate, estimate, reduction
 from stages.evidence.ledger import Account
 
@@ -193,6 +194,7 @@ def run_document(run: Run) -> dict[str, Any]:
                 "gates": plain(gate_verdicts(run, task)),
                 "charge_usd": plain(found.charge.usd),
                 "charge_final": found.charge.final,
+                "charge_from_campaign": list(found.charge.booked),
                 "charge_covers": list(found.charge.covers),
                 "charge_segments": {name: part.model_dump() for name, part in found.charge.segments.items()},
                 "attempts": len(found.attempts),

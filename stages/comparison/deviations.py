@@ -1,7 +1,7 @@
 """Where two sides were not treated alike, found in their evidence. A sentence says what; the values say how."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from stages.command import TASKS
@@ -113,32 +113,38 @@ def unpinned(evidence: Evidence) -> list[str]:
 
 
 def not_final(sides: list[Side]) -> Iterator[Deviation]:
-    found = {}
-    for side in sides:
-        open_ = [
-            f"{task} {evidence.stage}"
-            for task in TASKS
-            for run in side.of(task)
-            for evidence in run.evidence.values()
-            if evidence.receipt and not evidence.receipt.final
-        ]
-        if open_:
-            found[side.label] = ", ".join(dict.fromkeys(open_))
-    if found:
-        yield Deviation("receipts_not_final", None, "Charges may still change.", found)
+    found = {side.label: stages(side, still_open) for side in sides}
+    if any(found.values()):
+        values = {label: text for label, text in found.items() if text}
+        yield Deviation("receipts_not_final", None, "Charges may still change.", values)
+
+
+def late_bills(sides: list[Side]) -> Iterator[Deviation]:
+    found = {side.label: stages(side, lambda run: run.charge.booked) for side in sides}
+    if any(found.values()):
+        sentence = "Bills came after the receipts; these charges are the campaign's, as it booked them."
+        yield Deviation("late_bills", None, sentence, {label: text for label, text in found.items() if text})
+
+
+def still_open(run: TaskRun) -> Iterable[str]:
+    final = run.charge.booked
+    return [e.stage for name, e in run.evidence.items() if e.receipt and not e.receipt.final and name not in final]
+
+
+def stages(side: Side, of: Callable[[TaskRun], Iterable[str]]) -> str:
+    """The stages of a side's runs that `of` names."""
+    named = (f"{task} {stage}" for task in TASKS for run in side.of(task) for stage in of(run))
+    return ", ".join(dict.fromkeys(named))
 
 
 def attempts(sides: list[Side]) -> Iterator[Deviation]:
     for task in TASKS:
-        found = {}
-        for side in sides:
-            entries = [entry for entry in side.attempts if entry.task == task]
-            runs = side.of(task)
-            count = len(entries) or sum(len(run.attempts) for run in runs) / max(1, len(runs))
-            if runs:
-                found[side.label] = f"{count:g}"
-        if len(set(found.values())) > 1:
-            yield Deviation("attempts", task, "One side made more attempts than the other.", found)
+        counts = {side.label: side.attempts(task) for side in sides if side.of(task)}
+        if len(set(counts.values())) > 1:
+            sentence = "Attempts are not recorded on every side."
+            sentence = sentence if None in counts.values() else "One side made more attempts than the other."
+            found = {label: NOT_RECORDED if n is None else f"{n:g}" for label, n in counts.items()}
+            yield Deviation("attempts", task, sentence, found)
 
 
 def edited(sides: list[Side]) -> Iterator[Deviation]:
@@ -188,6 +194,6 @@ def distinct(runs: list[Run]) -> tuple[list[Run], dict[str, str]]:
 
 def deviations(sides: list[Side], dropped: dict[str, str] | None = None) -> list[Deviation]:
     """Everything above, in the order in which a reader should weigh it."""
-    checks = (unlike_tasks, unequal, off_pins, not_final, attempts, edited, flags, overlaps, order)
+    checks = (unlike_tasks, unequal, off_pins, not_final, late_bills, attempts, edited, flags, overlaps, order)
     found = [deviation for check in checks for deviation in check(sides)]
     return [*found, *twice(sides, dropped or {})]

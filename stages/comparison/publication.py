@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.command import ParityError, Task
+from stages.comparison.accounts import merged
 from stages.comparison.allowlist import Words, cleared
 from stages.comparison.claims import claims, shared_tasks
 from stages.comparison.compare import estimates, matching, plain, task_pair
@@ -16,7 +17,7 @@ from stages.comparison.deviations import distinct
 from stages.comparison.records import Evidence
 from stages.comparison.revisions import REFERENCE
 from stages.comparison.runs import Run, TaskRun
-from stages.comparison.sides import Side, merged, sides
+from stages.comparison.sides import Side, sides
 from stages.comparison.view import TASK_NAMES
 from stages.evidence.digests import parse_json, read_json
 from stages.evidence.ledger import Account, Entry
@@ -69,7 +70,7 @@ def results(subject: Side, other: Side, owner: str | None) -> dict[str, Any]:
         "independent_audit": False,
         "currency": Words("USD"),
         "scope": Words("Single-node jobs under one protocol, seeds and repeats as counted below."),
-        "cost_scope": Words("Gross charges of the jobs as the platforms' receipts state them, before any credits."),
+        "cost_scope": Words(COST_SCOPE),
         "all_in_invoice_finalized": bool(accounts) and all(settled(account) for account in accounts),
         "claims": verdicts,
         "stages": [stage(subject, other, task) for task in shared_tasks(subject, other)],
@@ -80,6 +81,10 @@ def results(subject: Side, other: Side, owner: str | None) -> dict[str, Any]:
     }
 
 
+COST_SCOPE = (
+    "Gross charges of the jobs as the platforms' receipts state them, or the campaign's ledger where a bill came late, "
+    "before any credits."
+)
 SANITIZATION = Words("An allowlist decides what leaves; source reports stay private and are named by their digests.")
 
 
@@ -209,7 +214,7 @@ def including_failed(side: Side, other: Side) -> dict[str, Any]:
         if not side.failures(task):
             continue
         amount, stem = side.including_failed(task), f"{side.label}_{task}_including_failed_attempt"
-        corrected = any(entry.task == task and entry.role == "superseded" for entry in other.attempts)
+        corrected = any(share.entry.role == "superseded" for share in other.beside(task))
         against = f"{stem}_vs_{'corrected_' if corrected else ''}{other.label}_reduction_percent"
         found[f"{stem}_usd"] = None if amount is None else format(amount.normalize(), "f")
         found[against] = task_pair(side, other, task).failed_reduction_percent

@@ -3,12 +3,12 @@
 import csv
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ from stages.command import TASKS, ParityError, Task
 from stages.comparison.records import VERSION, Evidence
 from stages.comparison.revisions import PUBLISHED, WORKSPACE, Files, Objects, locate
 from stages.evidence.digests import parse_json, sha256_json
-from stages.evidence.ledger import Account
+from stages.evidence.ledger import Account, Entry
 from stages.platforms import Attempt, Receipt, Segment
 from stages.protocol import Protocol
 from stages.validation import Loader, validate
@@ -31,6 +31,20 @@ GOOD_ENDINGS = ("succeeded", "preempted")
 M = TypeVar("M", bound=BaseModel)
 
 
+class Booked(NamedTuple):
+    """What the campaign booked of a job, with and of its failed attempts."""
+
+    total: Decimal
+    lost: Decimal
+
+
+class Share(NamedTuple):
+    """A campaign's attempt that no receipt lists, and how many runs stand behind it."""
+
+    entry: Entry
+    runs: int
+
+
 @dataclass(frozen=True)
 class Charge:
     """What a task's jobs cost. `covers` says which stages they did: charges compare only where it is equal."""
@@ -40,6 +54,7 @@ class Charge:
     covers: tuple[str, ...]
     with_failed_usd: Decimal | None  # the same with the failed attempts that the receipts list
     segments: dict[str, Segment]
+    booked: tuple[str, ...] = ()  # stages whose charge is the campaign's, which came after the receipt
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,8 @@ class TaskRun:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
     loss: tuple[tuple[float, float], ...] = ()
+    beside: tuple[Share, ...] = ()  # the campaign's attempts that no receipt lists
+    booked: dict[str, Booked] = field(default_factory=dict)  # by stage
 
     def number(self, stage: str, key: str) -> float | None:
         found = self.metrics.get(stage, {}).get(key)
@@ -73,7 +90,12 @@ class TaskRun:
 
     @property
     def attempts(self) -> list[Attempt]:
+        """Those that receipts list."""
         return [attempt for receipt in self.receipts for attempt in receipt.attempts]
+
+    @property
+    def covered(self) -> set[str]:
+        return {stage for evidence in self.evidence.values() for stage in evidence.covered}
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -81,7 +103,7 @@ class TaskRun:
 
     @cached_property
     def charge(self) -> Charge:
-        return charge(self.evidence.values())
+        return charge(self.evidence, self.booked)
 
 
 @dataclass(frozen=True)
@@ -111,27 +133,35 @@ class Run:
         return next((evidence.protocol.sha256 for evidence in self.evidence), None)
 
 
-def charge(evidence: Iterable[Evidence]) -> Charge:
+def charge(evidence: Mapping[str, Evidence], booked: Mapping[str, Booked]) -> Charge:
     """The charges of a task's jobs in one sum; None as soon as one of them is not known."""
-    paid = [(found.receipt, found.covered) for found in evidence if found.receipt]
-    totals = [None if receipt.charge_usd is None else Decimal(receipt.charge_usd) for receipt, _ in paid]
-    total, lost = total_of(totals) if totals else None, total_of(failed(receipt) for receipt, _ in paid)
+    paid = {stage: found for stage, found in evidence.items() if found.receipt}
+    totals = [booked[stage].total if stage in booked else total(found.receipt) for stage, found in paid.items()]
+    losses = [booked[stage].lost if stage in booked else failed(found.receipt) for stage, found in paid.items()]
+    whole, lost = total_of(totals) if totals else None, total_of(losses)
+    own = {stage: found.receipt for stage, found in paid.items() if stage not in booked}
     return Charge(
-        usd=None if total is None or lost is None else total - lost,
-        with_failed_usd=total,
-        final=bool(paid) and all(receipt.final for receipt, _ in paid),
-        covers=tuple(stage for stage in STAGES if any(stage in covers for _, covers in paid)),
-        segments=joined(receipt.segments for receipt, _ in paid),
+        usd=None if whole is None or lost is None else whole - lost,
+        with_failed_usd=whole,
+        final=bool(paid) and all(receipt.final for receipt in own.values() if receipt),
+        covers=tuple(stage for stage in STAGES if any(stage in found.covered for found in paid.values())),
+        segments=joined(receipt.segments for receipt in own.values() if receipt),
+        booked=tuple(stage for stage in paid if stage in booked),
     )
+
+
+def total(receipt: Receipt | None) -> Decimal | None:
+    return None if receipt is None or receipt.charge_usd is None else Decimal(receipt.charge_usd)
 
 
 def failures(receipt: Receipt) -> list[Attempt]:
     return [attempt for attempt in receipt.attempts if attempt.outcome not in GOOD_ENDINGS]
 
 
-def failed(receipt: Receipt) -> Decimal | None:
+def failed(receipt: Receipt | None) -> Decimal | None:
     """What a job's failed attempts cost; None where there were some and the platform bills them with the others."""
-    return total_of(None if a.charge_usd is None else Decimal(a.charge_usd) for a in failures(receipt))
+    lost = failures(receipt) if receipt else []
+    return total_of(None if attempt.charge_usd is None else Decimal(attempt.charge_usd) for attempt in lost)
 
 
 def total_of(amounts: Iterable[Decimal | None]) -> Decimal | None:

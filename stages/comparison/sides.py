@@ -1,14 +1,17 @@
 """Sides of a comparison: the runs of one platform, with seeds and repeats, taken together."""
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from stages.command import Task
-from stages.comparison.runs import Charge, Run, TaskRun, failures, total_of
+from stages.comparison.accounts import accounted
+from stages.comparison.runs import STAGES, Charge, Run, Share, TaskRun, failures, total_of
 from stages.comparison.statistics import Number
-from stages.evidence.ledger import FAILED, Account, Entry
+from stages.evidence.ledger import FAILED
 
 Grouping = Literal["platform", "run"]
 
@@ -79,46 +82,35 @@ class Side:
     def charges(self, task: Task) -> list[Charge]:
         return [run.charge for run in self.of(task)]
 
-    @property
-    def attempts(self) -> list[Entry]:
-        """The campaigns' attempts on this side's platform."""
-        accounts = merged(self.runs)
-        return [entry for account in accounts for entry in account.attempts if entry.platform == self.platform]
+    def beside(self, task: Task) -> list[Share]:
+        return [share for run in self.of(task) for share in run.beside]
 
-    def lost(self, task: Task) -> list[Entry]:
+    def attempts(self, task: Task) -> float | None:
+        """How many a run of this side took, as receipts and campaign list them; None where one is not recorded."""
+        runs = self.of(task)
+        if not runs or any(set(STAGES) & run.metrics.keys() - run.covered for run in runs):
+            return None
+        count = sum(len(run.attempts) for run in runs) + sum(Fraction(1, share.runs) for share in self.beside(task))
+        return float(count / len(runs))
+
+    def lost(self, task: Task) -> list[Share]:
         """Failed attempts that the campaign knows and no receipt lists."""
-        told = {e.job.id for run in self.of(task) for e in run.evidence.values() if e.receipt and failures(e.receipt)}
-        return [
-            e for e in self.attempts if e.task == task and e.role in FAILED and (e.job is None or e.job not in told)
-        ]
+        return [share for share in self.beside(task) if share.entry.role in FAILED]
 
     def including_failed(self, task: Task) -> Decimal | None:
         """The charge of an accepted run with its share of what failed attempts cost; None where a part is not known."""
         charges = [charge.with_failed_usd for charge in self.charges(task)]
-        losses = [None if entry.charge_usd is None else Decimal(entry.charge_usd) for entry in self.lost(task)]
+        parts = Counter(self.lost(task))  # multiplied first: thirds of a cent would not add up to it again
+        losses = [
+            None if (usd := share.entry.charge_usd) is None else Decimal(usd) * n / share.runs
+            for share, n in parts.items()
+        ]
         total = total_of([*charges, *losses])
         return total / len(charges) if total is not None and charges else None
 
     def failures(self, task: Task) -> int:
         listed = sum(len(failures(receipt)) for run in self.of(task) for receipt in run.receipts)
-        return listed + len(self.lost(task))
-
-
-def merged(runs: Iterable[Run]) -> list[Account]:
-    """The campaigns that the runs belong to; attempts known to several revisions stand once, in their latest state."""
-    found: dict[str, Account] = {}
-    for run in runs:
-        if (account := run.account) is None:
-            continue
-        known = found.get(account.name)
-        attempts = {entry.id: entry for entry in known.attempts} if known else {}
-        for entry in account.attempts:
-            if not (entry.id in attempts and attempts[entry.id].final):
-                attempts[entry.id] = entry
-        recorded = sum((Decimal(entry.charge_usd) for entry in attempts.values() if entry.charge_usd), Decimal(0))
-        update = {"attempts": list(attempts.values()), "recorded_usd": str(recorded)}
-        found[account.name] = account.model_copy(update=update)
-    return list(found.values())
+        return listed + len(set(self.lost(task)))
 
 
 def group_key(run: Run) -> tuple[object, ...]:
@@ -137,6 +129,7 @@ def label_of(run: Run, ambiguous: bool) -> str:
 
 def sides(runs: list[Run], grouping: Grouping | None = None) -> list[Side]:
     """By platform, in the order of the names given; two runs of one platform stand against each other."""
+    runs = accounted(runs)
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(group_key(run), []).append(run)

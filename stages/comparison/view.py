@@ -177,6 +177,8 @@ def segment_table(comparison: Comparison) -> Table:
             for task, found in run.tasks.items():
                 name = f"{run.name}, {task}"
                 state = "final" if found.charge.final else "not final"
+                if found.charge.booked:
+                    state += f"; {' + '.join(found.charge.booked)} from the campaign"
                 covers = " + ".join(found.charge.covers) or MISSING
                 for part, segment in found.charge.segments.items():
                     rows.append([name, part, f"{segment.seconds:g} s", f"{segment.usd} USD", ""])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from stages.comparison.accounts import merged
 from stages.comparison.compare import Comparison, build
 from stages.comparison.publication import two_sides
 from stages.comparison.runs import read_runs
-from stages.comparison.sides import merged
 from stages.comparison.tables import markdown
 from stages.publish import documents
 
