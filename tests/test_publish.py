@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 
 from stages.command import ParityError
 from stages.comparison.publication import schema
+from stages.comparison.runs import read_runs
+from stages.evidence import ledger
+from stages.protocol import read_params
 from stages.publish import documents
 from tests.comparison.build import START, Builder, branch, indented, repository
 from tests.conftest import stage
@@ -56,6 +60,37 @@ def test_two_runs_of_a_user_are_published_by_the_schemas(repo: Path) -> None:
     assert found["claims"]["observed_successful_attempt_cost_advantage"] is True
     assert len(found["provenance"]["source_report_sha256"]) == 12
     assert "alice" not in (repo / "out/results.json").read_text() + (repo / "out/execution-record.json").read_text()
+
+
+def test_a_campaign_that_no_branch_holds_is_exported_published_and_audited(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch that DVC made is older than any export, which goes to the workspace."""
+    monkeypatch.setenv("PARITY_STATE", str(tmp_path / "state"))
+    names = pair(repo)
+    budget = read_params(repo)[0].campaign
+    for run in read_runs(names):
+        for role, charge in (("failed", "0.05"), ("headline_successful_attempt", "0.10")):
+            job, place = run.tasks["sft"].evidence["train"].job.id, {"platform": str(run.platform), "task": "sft"}
+            attempt = ledger.reserve(budget, job=str(job), stage="train", amount=Decimal("1.00"), **place)
+            ledger.settle(budget.name, attempt, role=role, charge_usd=Decimal(charge), final=True)
+
+    def command(name: str, *arguments: str) -> None:
+        done = stage(name, *arguments, cwd=repo, env={"PYTHONPATH": str(repo)})
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    command("campaign", "export")
+    command("publish", *names, "--out", "out")
+    command("audit", *names, "--publication", "out")
+    campaign = json.loads((repo / "out/results.json").read_text())["campaign"]
+    assert (len(campaign["attempts"]), campaign["recorded_usage_usd"]) == (4, "0.30000000")
+    assert campaign["nodus_sft_including_failed_attempt_usd"] == "0.35"
+    command("campaign", "export", "--out", "elsewhere.json")
+    (repo / "metrics/campaign.json").unlink()
+    command("publish", *names, "--out", "again", "--campaign", "elsewhere.json")
+    command("audit", *names, "--publication", "out", "--campaign", "elsewhere.json")
+    for name in ("results.json", "execution-record.json"):
+        assert (repo / "again" / name).read_bytes() == (repo / "out" / name).read_bytes()
 
 
 def test_what_each_platform_says_of_its_resources_can_leave(repo: Path) -> None:
