@@ -33,11 +33,13 @@ def differ(subject: Side, other: Side, task: Task, quantity: Quantity) -> Differ
 
 
 def unlike(subject: Side, other: Side) -> str | None:
-    """Why the two sides did not do the same work; None where they did."""
+    """Why the two sides are not known to have done the same work; None where they are."""
     names = [{run.protocol_name for run in side.runs} for side in (subject, other)]
+    for side, found in zip((subject, other), names, strict=True):
+        if None in found:
+            return f"the protocol of {side.label} is not recorded"
     if names[0] != names[1]:
-        found = " and ".join(", ".join(sorted(name or "an unrecorded one" for name in each)) for each in names)
-        return f"the protocols differ: {found}"
+        return f"the protocols differ: {' and '.join(', '.join(sorted(map(str, each))) for each in names)}"
     digests = {run.protocol_sha256 for side in (subject, other) for run in side.runs} - {None}
     return "the protocols differ in content" if len(digests) > 1 else None
 

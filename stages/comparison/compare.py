@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from stages.command import TASKS, Task
 from stages.comparison.accounts import merged
-from stages.comparison.claims import Claim, claims, differ, shared_tasks, unlike
+from stages.comparison.claims import Claim, claims, differ, not_chargeable, shared_tasks, unlike
 from stages.comparison.deviations import deviations, distinct
 from stages.comparison.gates import Verdict, cross_verdicts, verdicts
 from stages.comparison.records import Evidence
 from stages.comparison.runs import Run, TaskRun
 from stages.comparison.schedule import Deviation
-from stages.comparison.sides import Grouping, Side, quantities, sides
+from stages.comparison.sides import CHARGE, Grouping, Side, quantities, sides
 from stages.comparison.statistics import Difference, Estimate, estimate, reduction
 from stages.evidence.ledger import Account
 
@@ -29,7 +29,8 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskPair:
-    differences: dict[str, Difference]
+    differences: dict[str, Difference]  # of charges only where these compare
+    unpriced: str | None  # why they do not
     failed_reduction_percent: float | None  # of the charge including failed attempts, against the other's headline
     gates: dict[str, Verdict]  # the subject's final quality against the other's
     matching: dict[str, Match]
@@ -82,7 +83,7 @@ def matching(subject: Side, other: Side, task: Task) -> dict[str, Match]:
     """Whether both sides worked from and to the same bytes. Every run of both has to."""
     runs = [*subject.of(task), *other.of(task)]
     return {
-        "model_revision": one_value([revision(run.training) for run in runs]),
+        "model_revision": one_value(shared_digests([revision(run.training) for run in runs])),
         "input_hashes": one_value([run.inputs or None for run in runs]),
         "versions": one_value([run.training.environment.versions if run.training else None for run in runs]),
         "training_tokens_sha256": one_value([tokens(run.training) for run in runs]),
@@ -94,19 +95,26 @@ def revision(evidence: Evidence | None) -> dict[str, str] | None:
     return {"revision": evidence.job.model.revision, **evidence.job.model.sha256} if evidence else None
 
 
+def shared_digests(found: list[dict[str, str] | None]) -> list[dict[str, str] | None]:
+    """Models by what all of them record: a revision says which files there are, a digest of each is more than that."""
+    keys = set.intersection(*(set(each) for each in found if each)) if any(found) else set()
+    return [each and {key: value for key, value in each.items() if key in keys} for each in found]
+
+
 def tokens(evidence: Evidence | None) -> dict[str, str] | None:
     found = evidence.training_tokens_sha256 if evidence else None
     return {"digest": found} if found else None
 
 
 def one_value(found: list[dict[str, str] | None]) -> Match:
-    """Whether all mappings are the same; which of their keys differ."""
+    """Whether all mappings are the same; which of their keys differ. A key that one of them lacks is not recorded."""
     known = [each for each in found if each is not None]
-    if len(known) < len(found):
-        return Match(None)
     keys = sorted({key for each in known for key in each})
-    differing = tuple(key for key in keys if len({each.get(key) for each in known}) > 1)
-    return Match(not differing, differing)
+    values = {key: {each.get(key) for each in known} for key in keys}
+    if differing := tuple(key for key in keys if len(values[key] - {None}) > 1):
+        return Match(False, differing)
+    complete = len(known) == len(found) and not any(None in each for each in values.values())
+    return Match(True if complete else None)
 
 
 def weights_match(subject: Side, other: Side, task: Task) -> Match:
@@ -128,11 +136,13 @@ def by_seed(runs: list[TaskRun]) -> dict[int, set[str | None]]:
 
 
 def task_pair(subject: Side, other: Side, task: Task) -> TaskPair:
-    found = {q.key: differ(subject, other, task, q) for q in quantities(task)}
+    unpriced = unlike(subject, other) or not_chargeable(subject, other, task)
+    found = {q.key: differ(subject, other, task, q) for q in quantities(task) if not (unpriced and q is CHARGE)}
     differences = {key: difference for key, difference in found.items() if difference}
-    charge, including = differences.get("charge_usd"), subject.including_failed(task)
+    charge, including = differences.get(CHARGE.key), subject.including_failed(task)
     failed = reduction(including, charge.other) if charge and including is not None and subject.failures(task) else None
-    return TaskPair(differences, failed, cross_gates(subject, other, task), matching(subject, other, task))
+    gates = cross_gates(subject, other, task)
+    return TaskPair(differences, unpriced, failed, gates, matching(subject, other, task))
 
 
 def pair(subject: Side, other: Side) -> Pair:
@@ -218,6 +228,7 @@ def pair_document(found: Pair) -> dict[str, Any]:
         "tasks": {
             task: {
                 "differences": plain(each.differences),
+                "charges_not_compared": each.unpriced,
                 "charge_including_failed_reduction_percent": each.failed_reduction_percent,
                 "gates": plain(each.gates),
                 "matching_evidence": {name: plain(match) for name, match in each.matching.items()},

@@ -1,11 +1,9 @@
 """Where two sides were not treated alike, found in their evidence. A sentence says what; the values say how."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from stages.command import TASKS
-from stages.comparison.machine import cpus, memory, shown, size
+from stages.comparison.facts import FACTS, Found, evidenced, spread, text
 from stages.comparison.records import Evidence
 from stages.comparison.runs import Run, TaskRun, protocol_digest
 from stages.comparison.schedule import Deviation, order, overlaps
@@ -14,81 +12,24 @@ from stages.comparison.sides import Side
 NOT_RECORDED = "not recorded"
 
 
-class Fact(NamedTuple):
-    """Something that should be the same on every side."""
-
-    item: str
-    sentence: str
-    of: Callable[[TaskRun], str | None]
-
-
-def training(get: Callable[[Evidence], object]) -> Callable[[TaskRun], str | None]:
-    """A fact of the training job, as text; None where it is not recorded."""
-
-    def found(run: TaskRun) -> str | None:
-        value = get(run.training) if run.training else None
-        return None if value is None or value == "" else str(value)
-
-    return found
-
-
-def listed(values: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
-
-
-def resources(evidence: Evidence, word: str) -> dict[str, object]:
-    known = evidence.receipt.resources if evidence.receipt else {}
-    return {key: value for key, value in known.items() if word in key}
-
-
-def gpu(key: str) -> Callable[[Evidence], object]:
-    return lambda evidence: getattr(evidence.environment.gpu, key, None)
-
-
-def gpu_memory(evidence: Evidence) -> str | None:
-    found = gpu("memory_bytes")(evidence)
-    return size(found) if isinstance(found, int) else None
-
-
-def cache(evidence: Evidence) -> object:
-    """`warm` or `cold`; None where the platform does not tell."""
-    return evidence.receipt.resources.get("cache") if evidence.receipt else None
-
-
-FACTS = (
-    Fact(
-        "cpu_limits",
-        "The CPUs that the jobs had or were limited to are not shown to be equal.",
-        training(lambda e: shown(cpus(e))),
-    ),
-    Fact("memory_limits", "The memory limits are not shown to be equal.", training(lambda e: shown(memory(e), size))),
-    Fact("device", "Training ran on different kinds of device.", training(lambda evidence: evidence.device)),
-    Fact("gpu", "The GPU models differ.", training(gpu("name"))),
-    Fact("gpu_memory", "The GPUs report different amounts of memory.", training(gpu_memory)),
-    Fact("gpu_driver", "The GPU drivers are not shown to be equal.", training(gpu("driver"))),
-    Fact(
-        "versions",
-        "The packages that ran differ in version.",
-        training(lambda evidence: listed(dict(sorted(evidence.environment.versions.items())))),
-    ),
-    Fact("cache", "The caches were not equally warm.", training(cache)),
-    Fact("worker_code", "The jobs ran different code.", training(lambda evidence: evidence.job.code)),
-    Fact(
-        "delivery_clock",
-        "The delivery times are bounded by different events.",
-        training(lambda e: f"{e.timings.delivery_clock or NOT_RECORDED}; covers {', '.join(e.covered)}"),
-    ),
-    Fact("protocol", "The runs followed different protocols.", training(lambda evidence: evidence.protocol.name)),
-    Fact("protocol_content", "The protocols differ in content.", training(lambda evidence: evidence.protocol.sha256)),
-)
-
-
 def unequal(sides: list[Side]) -> Iterator[Deviation]:
-    for task, fact in itertools.product(TASKS, FACTS):
-        found = {side.label: {fact.of(run) for run in side.of(task)} for side in sides if side.of(task)}
-        if len(set().union(*found.values())) > 1:
-            shown = {label: " / ".join(sorted(v or NOT_RECORDED for v in values)) for label, values in found.items()}
-            yield Deviation(fact.item, task, fact.sentence, shown)
+    """Of the training jobs. What one side has not recorded is no difference, and is said to be just that."""
+    for task in TASKS:
+        present = {side.label: side.of(task) for side in sides if side.of(task)}
+        if missing := {label: NOT_RECORDED for label, runs in present.items() if not all(run.training for run in runs)}:
+            yield Deviation("evidence", task, "Not every training job has evidence that can be read.", missing)
+        known = {label: evidenced(runs) for label, runs in present.items()}
+        for fact in FACTS:
+            found = {label: [fact.of(evidence) for evidence in each] for label, each in known.items() if each}
+            differs, complete = spread([each for side in found.values() for each in side])
+            if differs or not complete:
+                shown = {label: listed(each) for label, each in found.items()}
+                sentence = fact.sentence if differs else f"Not recorded on every side: {fact.name}."
+                yield Deviation(fact.item, task, sentence, shown)
+
+
+def listed(found: list[Found]) -> str:
+    return " / ".join(sorted({text(each, NOT_RECORDED) for each in found}))
 
 
 def off_pins(sides: list[Side]) -> Iterator[Deviation]:

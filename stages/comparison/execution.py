@@ -6,7 +6,8 @@ from stages.command import TASKS, ParityError, Task
 from stages.comparison.allowlist import Words
 from stages.comparison.claims import shared_tasks, unlike
 from stages.comparison.compare import one_value
-from stages.comparison.deviations import cache, deviations, resources
+from stages.comparison.deviations import deviations
+from stages.comparison.facts import cache
 from stages.comparison.machine import cpus, memory, unrecorded
 from stages.comparison.publication import every, facts, timing_definitions
 from stages.comparison.records import Evidence
@@ -225,6 +226,11 @@ def control(evidence: Evidence) -> dict[str, Any]:
         }
         found["effective_cpu_limit"] = seen.effective
     return found
+
+
+def resources(evidence: Evidence, word: str) -> dict[str, object]:
+    known = evidence.receipt.resources if evidence.receipt else {}
+    return {key: value for key, value in known.items() if word in key}
 
 
 def requests(evidence: Evidence) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What a job asked of a machine and what it could use of it, in one form for every platform's way of saying so."""
 
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -63,11 +62,6 @@ def plain(value: Decimal) -> str:
 def size(value: Decimal | int) -> str:
     """Bytes in GiB where that is a whole number, else in MiB with every digit: what differs has to look different."""
     return f"{value // 2**30} GiB" if value % 2**30 == 0 else f"{plain(Decimal(value) / 2**20)} MiB"
-
-
-def shown(share: Share, form: Callable[[Decimal], str] = plain) -> str | None:
-    parts = (f"{name} {form(value)}" for name, value in share._asdict().items() if value is not None)
-    return ", ".join(parts) or None
 
 
 def unrecorded(evidence: Evidence) -> list[str]:

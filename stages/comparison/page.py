@@ -136,7 +136,7 @@ def own_figures(side: Side) -> Iterator[Figure]:
 
 
 def figures(pair: Pair) -> Iterator[Figure]:
-    """What is largest on the page: the change in charge where both sides have one, else the final quality."""
+    """What is largest on the page: the change in charge where charges compare, else the final quality."""
     for task, found in pair.tasks.items():
         difference = found.differences.get("charge_usd")
         if difference is None or difference.reduction_percent is None:
@@ -144,11 +144,15 @@ def figures(pair: Pair) -> Iterator[Figure]:
             value = "no charge" if quality is None else number(float(quality.subject), 4)
             name = "accuracy" if task == "sft" else "NLL"
             text = f"{name} of {pair.subject.label}; {pair.other.label} has "
-            text += number(None if quality is None else float(quality.other), 4) + ". " + price(difference, pair, task)
+            text += number(None if quality is None else float(quality.other), 4) + f". {sentence(price(found, pair))}"
             yield Figure(f"{TASK_NAMES[task]}, {name}", value, text)
         else:
             value = percent(-difference.reduction_percent)
-            yield Figure(f"{TASK_NAMES[task]}, charge", value, price(difference, pair, task))
+            yield Figure(f"{TASK_NAMES[task]}, charge", value, price(found, pair))
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def top_figures(comparison: Comparison) -> list[Figure]:

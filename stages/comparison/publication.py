@@ -135,8 +135,9 @@ def platform_stage(run: TaskRun) -> dict[str, Any]:
     if evidence is None:
         raise ParityError(f"publish: no training evidence of {run.task}")
     gpu, times = evidence.environment.gpu, evidence.timings
+    charge = None if evidence.rehearsal else run.charge.usd
     document = {
-        "recorded_successful_attempt_usd": None if run.charge.usd is None else str(run.charge.usd),
+        "recorded_successful_attempt_usd": None if charge is None else str(charge),
         "trainer_runtime_seconds": run.number("train", "trainer_seconds"),
         "submit_to_local_export_seconds": times.delivery_seconds,
         "gpu": gpu.name if gpu else None,
@@ -154,7 +155,7 @@ def platform_stage(run: TaskRun) -> dict[str, Any]:
         "worker_finished_utc": times.worker_finished_utc,
         "worker_sha256": evidence.job.code,
     }
-    return document | ({"charge_segments": segments(run)} if run.charge.segments else {})
+    return document | ({"charge_segments": segments(run)} if run.charge.segments and charge is not None else {})
 
 
 def scores(run: TaskRun, name: str) -> dict[str, Any]:
@@ -211,7 +212,7 @@ def including_failed(side: Side, other: Side) -> dict[str, Any]:
     """What a side's accepted run cost with its failed attempts, for the tasks that had any."""
     found: dict[str, Any] = {}
     for task in shared_tasks(side, other):
-        if not side.failures(task):
+        if not side.failures(task) or side.rehearsal:
             continue
         amount, stem = side.including_failed(task), f"{side.label}_{task}_including_failed_attempt"
         corrected = any(share.entry.role == "superseded" for share in other.beside(task))

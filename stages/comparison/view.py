@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from stages.command import TASKS, Task
 from stages.comparison.claims import Claim
-from stages.comparison.compare import Comparison, Match, Pair, cross_gates, estimates, gate_verdicts
+from stages.comparison.compare import Comparison, Match, Pair, TaskPair, cross_gates, estimates, gate_verdicts
 from stages.comparison.gates import Verdict
 from stages.comparison.records import Evidence
 from stages.comparison.schedule import Deviation
-from stages.comparison.sides import QUALITY, Quantity, Side, quantities
+from stages.comparison.sides import CHARGE, QUALITY, Quantity, Side, quantities
 from stages.comparison.statistics import NOT_ESTIMATED, Difference, Estimate, Number
 from stages.evidence.ledger import Account, Entry
 
@@ -87,23 +87,28 @@ def answer(pair: Pair) -> list[str]:
     subject, other = pair.subject.label, pair.other.label
     lines = []
     for task, found in pair.tasks.items():
-        lines.append(f"{TASK_NAMES[task]}: {price(found.differences.get('charge_usd'), pair, task)}")
+        lines.append(f"{TASK_NAMES[task]}: {price(found, pair)}")
     for claim in pair.claims:
         verdict = "yes" if claim.holds else "no"
         lines.append(f"{subject} against {other}, {CLAIM_NAMES[claim.name]}: {verdict} ({claim.reason}).")
     return lines
 
 
-def price(difference: Difference | None, pair: Pair, task: Task) -> str:
-    subject, other = pair.subject.label, pair.other.label
+def price(found: TaskPair, pair: Pair) -> str:
+    """The headline charges against each other, or why they are not set so."""
+    subject, other, difference = pair.subject.label, pair.other.label, found.differences.get(CHARGE.key)
     if difference is None or difference.reduction_percent is None:
-        return f"the charges of {subject} and {other} are {MISSING} on both sides, so neither is said to cost less."
-    covers = {charge.covers for side in (pair.subject, pair.other) for charge in side.charges(task)}
-    if len(covers) > 1:
-        return f"the charges of {subject} and {other} cover different stages, so they are not set against each other."
+        why = found.unpriced or f"{other} charged nothing"
+        return f"the charges of {subject} and {other} are not set against each other: {why}."
     words = "less" if difference.reduction_percent >= 0 else "more"
     figures = f"{difference.subject} against {difference.other} USD"
     return f"{subject} charged {abs(difference.reduction_percent):.2f} % {words} than {other}: {figures}."
+
+
+def compared(found: TaskPair, quantity: Quantity) -> str:
+    if quantity is CHARGE and found.unpriced:
+        return "not compared"
+    return change(found.differences.get(quantity.key), quantity)
 
 
 def task_table(comparison: Comparison, task: Task) -> Table:
@@ -116,7 +121,7 @@ def task_table(comparison: Comparison, task: Task) -> Table:
         row += [""] if single else []
     for q in quantities(task):
         cells = [shown(found[side.label].get(q.key), q) for side in present]
-        rows.append([q.label, *cells, *([change(single.tasks[task].differences.get(q.key), q)] if single else [])])
+        rows.append([q.label, *cells, *([compared(single.tasks[task], q)] if single else [])])
     rows.append(["charge with failed attempts", *(number(side.including_failed(task), 8, "USD") for side in present)])
     rows[-1] += [percent_with_failed(single, task)] if single else []
     rows.append(["seeds", *(", ".join(seeds(side, task)) for side in present), *([""] if single else [])])
@@ -144,8 +149,7 @@ def difference_table(comparison: Comparison, task: Task) -> Table | None:
     if len(comparison.pairs) < 2 or not pairs:
         return None
     rows = [
-        [f"{pair.subject.label} - {pair.other.label}"]
-        + [change(pair.tasks[task].differences.get(q.key), q) for q in quantities(task)]
+        [f"{pair.subject.label} - {pair.other.label}"] + [compared(pair.tasks[task], q) for q in quantities(task)]
         for pair in pairs
     ]
     return Table(f"{TASK_NAMES[task]}: differences", ["", *(q.label for q in quantities(task))], rows)
@@ -216,7 +220,7 @@ def identity(evidence: Evidence | None) -> list[str]:
 
 def match(found: Match) -> str:
     if found.equal is None:
-        return MISSING
+        return f"{MISSING} on every side"
     return "equal" if found.equal else f"differ: {', '.join(found.differing)}"
 
 

@@ -7,8 +7,11 @@ import pytest
 
 from stages.comparison.compare import build
 from stages.comparison.gates import cross_verdicts
+from stages.comparison.page import render
 from stages.comparison.runs import read_runs
+from stages.comparison.tables import markdown
 from stages.protocol import Protocol
+from stages.publish import documents
 from tests.comparison.build import START, branch
 from tests.comparison.judge import HOUR, Change, claim, compared, in_evidence, repeats, set_in
 
@@ -37,6 +40,30 @@ def test_no_cost_advantage_without_them(repo: Path, options: dict[str, Any], rea
     holds, why = claim(compared(repo, **options), "cost_advantage")
     assert not holds
     assert why.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"edit": in_evidence(set_in("rehearsal", value=True))}, "modal (rehearsal) charges nobody"),
+        ({"final": False}, "the receipts of modal for sft are not final"),
+        ({"edit": in_evidence(set_in("protocol", "name", value="pilot"))}, "the protocols differ: embedded and pilot"),
+    ],
+)
+def test_no_price_is_set_against_another_without_them_anywhere(repo: Path, options: dict[str, Any], why: str) -> None:
+    """Neither in the headline, nor in a table, nor on the page, nor in a publication."""
+    comparison = compared(repo, **options)
+    pair = comparison.pairs[0].tasks["sft"]
+    assert ("charge_usd" in pair.differences, pair.failed_reduction_percent, pair.unpriced) == (False, None, why)
+    text, page = markdown(comparison), render(comparison)
+    assert f"are not set against each other: {why}." in text
+    for told in (text, page):
+        assert "% less" not in told
+        assert "-50.00 %" not in told
+    if "protocols" not in why:
+        stage = documents(["a", "b"])["results.json"]["stages"][0]  # type: ignore[index]
+        assert stage["successful_attempt_charge_reduction_percent"] is None
+        assert stage["modal"]["recorded_successful_attempt_usd"] == (None if "rehearsal" in why else "0.60")
 
 
 def test_a_failed_attempt_is_no_part_of_the_headline_charge(repo: Path) -> None:

@@ -2,13 +2,15 @@
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stages.comparison.compare import build
-from stages.comparison.runs import read_runs
-from tests.comparison.build import START, branch
-from tests.comparison.judge import Change, compared, found, set_in
+from stages.comparison.runs import protocol_digest, read_runs
+from tests.comparison.build import START, branch, commit
+from tests.comparison.judge import HOUR, Change, compared, found, set_in
+from tests.conftest import run
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ from tests.comparison.judge import Change, compared, found, set_in
         ("dirty", set_in("dirty", value=True), "dirty"),
         ("rehearsal", set_in("rehearsal", value=True), "emulator"),
         ("worker_code", set_in("job", "code", value="4" * 64), "4" * 64),
-        ("delivery_clock", set_in("timings", "delivery_clock", value="by the sun"), "by the sun; covers train"),
+        ("delivery_clock", set_in("timings", "delivery_clock", value="by the sun"), "by the sun, covers train"),
         ("order", set_in("dirty", value=False), "2026-11-01 09:"),
     ],
 )
@@ -36,6 +38,88 @@ def test_each_deviation_is_found_with_its_values(repo: Path, item: str, change: 
     deviation = found(compared(repo, change), item)
     assert deviation is not None
     assert any(value in each for each in deviation.values.values()), deviation
+
+
+@pytest.mark.parametrize(
+    ("item", "change", "name"),
+    [
+        (
+            "gpu_driver",
+            set_in("environment", "gpu", "driver", value=None),
+            "the GPU driver",
+        ),
+        ("cpu_limits", set_in("environment", "cpu", value=None), "the CPUs"),
+        ("memory_limits", set_in("environment", "memory", value=None), "the memory"),
+        (
+            "cache",
+            set_in("receipt", "resources", value={"cache": "cold"}),
+            "whether a cache was warm",
+        ),
+        ("versions", set_in("environment", "versions", value={}), "every package"),
+        ("delivery_clock", set_in("timings", "delivery_clock", value=None), "the delivery clock"),
+        (
+            "protocol_content",
+            set_in("protocol", "sha256", value=None),
+            "the protocol's digest",
+        ),
+    ],
+)
+def test_what_one_side_has_not_recorded_is_not_said_to_differ(repo: Path, item: str, change: Change, name: str) -> None:
+    deviation = found(compared(repo, change), item)
+    assert deviation is not None
+    assert deviation.sentence == f"Not recorded on every side: {name}."
+
+
+def test_a_job_on_a_cpu_is_known_to_have_had_no_gpu(repo: Path) -> None:
+    deviation = found(compared(repo, set_in("environment", "gpu", value=None)), "gpu")
+    assert deviation is not None
+    assert (deviation.sentence, deviation.values["modal"]) == ("The GPU models differ.", "none")
+
+
+def test_matching_evidence_names_what_differs_and_what_is_not_recorded(repo: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["environment"]["versions"] |= {"trl": "1.14.0"}
+        document["training_tokens_sha256"] = "5" * 64
+        document["job"]["model"]["revision"] = "other"
+        document["job"]["model"]["sha256"] = {}
+        document["job"]["inputs"] = {"sft-train.jsonl": "6" * 64}
+
+    matching = compared(repo, change, weights="others").pairs[0].tasks["sft"].matching
+    assert matching == {
+        "model_revision": (False, ("revision",)),
+        "input_hashes": (False, ("sft-train.jsonl",)),
+        "versions": (False, ("trl",)),
+        "training_tokens_sha256": (False, ("digest",)),
+        "model_weights_sha256": (False, ("seed 11",)),
+    }
+
+
+def test_a_package_or_an_input_that_one_side_has_not_recorded_is_no_difference(repo: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        del document["environment"]["versions"]["trl"]
+        document["job"]["model"]["sha256"] = {}
+        document["job"]["inputs"].pop("sft-train.jsonl", None)
+
+    matching = compared(repo, change).pairs[0].tasks["sft"].matching
+    assert (matching["versions"], matching["input_hashes"]) == ((None, ()), (None, ()))
+    assert matching["model_revision"] == (True, ())
+
+
+def test_a_protocol_that_was_edited_since_the_run_is_named(repo: Path) -> None:
+    def edit(path: Path) -> None:
+        path.write_text(path.read_text().replace("accuracy_at_least: 0.8", "accuracy_at_least: 0.7"))
+
+    branch(repo, "a")
+    branch(repo, "b", seed=12, start=START + HOUR)
+    run("git", "checkout", "--quiet", "b", cwd=repo)
+    edit(repo / "protocols/embedded.yaml")
+    commit(repo, "an easier gate")
+    run("git", "checkout", "--quiet", "main", cwd=repo)
+    deviation = found(build(read_runs(["a", "b"])), "protocol_edited")
+    assert deviation is not None
+    was, now = (protocol_digest(read_runs([name])[0].protocol) for name in ("a", "b"))  # type: ignore[arg-type]
+    assert deviation.values == {"b": f"ran {was:.12}, stands {now:.12}"}
+    assert was != now
 
 
 def test_like_runs_deviate_in_nothing_but_their_order(repo: Path) -> None:

@@ -97,7 +97,11 @@ def test_a_newer_evidence_schema_is_said_and_its_metrics_still_compare(repo: Pat
     pair = comparison.pairs[0].tasks["sft"]
     assert "trainer_seconds" in pair.differences
     assert "delivery_seconds" not in pair.differences
-    assert pair.matching["model_weights_sha256"].equal is None
+    assert all(match == (None, ()) for match in pair.matching.values())
+    assert {(d.item, d.sentence) for d in comparison.deviations if d.task == "sft"} == {
+        ("evidence", "Not every training job has evidence that can be read."),
+        ("attempts", "Attempts are not recorded on every side."),
+    }
 
 
 def test_another_protocol_is_said_and_nothing_is_claimed(repo: Path) -> None:
