@@ -13,6 +13,7 @@ from stages.command import ParityError
 from stages.comparison.accounts import add_campaign, read
 from stages.comparison.execution import record
 from stages.comparison.publication import results, two_sides, validated
+from stages.comparison.runs import Run
 from stages.evidence.digests import write_json
 
 OWNER = re.compile(r"[A-Z][A-Za-z0-9]*( [A-Za-z0-9&]+){0,5}")
@@ -20,9 +21,13 @@ OWNER = re.compile(r"[A-Z][A-Za-z0-9]*( [A-Za-z0-9&]+){0,5}")
 
 def documents(revisions: list[str], owner: str | None = None, campaign: Path | None = None) -> dict[str, object]:
     """File name -> document, as they would be published."""
+    return of_runs(read(revisions, campaign), owner)
+
+
+def of_runs(runs: list[Run], owner: str | None = None) -> dict[str, object]:
     if owner and not OWNER.fullmatch(owner):
         raise ParityError(f"--owner: found {owner!r}, expected a name in plain words, such as 'Example Labs'")
-    subject, other = two_sides(read(revisions, campaign))
+    subject, other = two_sides(runs)
     made = {"results": results(subject, other, owner), "execution-record": record(subject, other)}
     return {f"{name}.json": validated(name, document) for name, document in made.items()}
 

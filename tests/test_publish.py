@@ -16,23 +16,8 @@ from stages.comparison.runs import read_runs
 from stages.evidence import ledger
 from stages.protocol import read_params
 from stages.publish import documents
-from tests.comparison.build import START, Builder, branch, indented, repository
+from tests.comparison.build import START, branch, repository
 from tests.conftest import stage
-
-PLANTS = {
-    "account": "acme-research-team",
-    "token": "ak-x7Qp2mZr81LtVw93",
-    "hugging face token": "hf_QwErTyUiOpAsDfGhJkLz",
-    "hostname": "gpu-node-17.internal.example.com",
-    "absolute path": "/home/alice/project/outputs",
-    "windows path": "C:\\Users\\alice\\project",
-    "e-mail": "alice@example.com",
-    "backend identifier": "ap-4fK2mN8qR1sT5vW9xY3zA7",
-    "uuid": "123e4567-e89b-12d3-a456-426614174000",
-    "address": "10.1.2.3",
-    "container's hostname": "3f2a9c81d7e4",
-    "url": "https://user:secret@example.com",
-}
 
 
 @pytest.fixture
@@ -119,98 +104,16 @@ def test_the_schemas_are_sound_and_hold_the_published_documents_shape(pilot: Pat
         assert set(json.loads((pilot / f"{name}.json").read_text())) == set(schema(name)["properties"])
 
 
-# Where a value of the inputs could come out: the path in evidence or metrics, and how to put a text there.
-PLACES: dict[str, Callable[[dict[str, Any], str], None]] = {
-    "gpu name": lambda found, text: found["environment"]["gpu"].update(name=text),
-    "driver": lambda found, text: found["environment"]["gpu"].update(driver=text),
-    "version": lambda found, text: found["environment"]["versions"].update(torch=text),
-    "package": lambda found, text: found["environment"]["versions"].update({text: "1.0"}),
-    "model": lambda found, text: found["job"]["model"].update(id=text),
-    "revision": lambda found, text: found["job"]["model"].update(revision=text),
-    "resource": lambda found, text: found["receipt"]["resources"].update(cpu_limit=text),
-    "resource key": lambda found, text: found["receipt"]["resources"].update({f"cpu {text}": 4}),
-    "cache": lambda found, text: found["receipt"]["resources"].update(cache=text),
-    "export": lambda found, text: found["output"].update({f"model/{text}": {"bytes": 1, "sha256": "0" * 64}}),
-    "code": lambda found, text: found["job"].update(code=text),
-    "tokens digest": lambda found, text: found.update(training_tokens_sha256=text),
-    "weights digest": lambda found, text: found.update(model_weights_sha256=text),
-    "optimiser": lambda found, text: found["job"]["training"]["recipe"].update(optim=text),
-    "recipe key": lambda found, text: found["job"]["training"]["recipe"].update({text: 1}),
-    "clock": lambda found, text: found["timings"].update(delivery_clock=text),
-    "segment": lambda found, text: found["receipt"]["segments"].update({text: {"seconds": 1, "usd": "0.1"}}),
-    "device": lambda found, text: found.update(device=text),
-    "dtype": lambda found, text: found["job"]["execution"].update(training_dtype=text),
-    "input": lambda found, text: found["job"]["inputs"].update({text: "0" * 64}),
-    "reason": lambda found, text: found["receipt"].update(attempts=[{"outcome": "succeeded", "reason": text}]),
-    "outcome": lambda found, text: found["receipt"].update(attempts=[{"outcome": text}]),
-    "cpu model": lambda found, text: found["environment"]["cpu"].update(model=text),
-    "system": lambda found, text: found["environment"].update(system=text, python=text),
-    "commit": lambda found, text: found.update(commit=text),
-    "job id": lambda found, text: found["job"].update(id=text),
-}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One side's run on a branch, the other's in the workspace."""
-    root = repository(tmp_path_factory.mktemp("plants") / "project")
-    branch(root, "a", platform="nodus", charge="0.10")
-    Builder(root, platform="modal", charge="0.20", start=START + timedelta(hours=1)).write()
-    return root
-
-
-def published() -> str:
-    """What would leave: the documents, or the message of their refusal."""
-    try:
-        return json.dumps(documents(["a", "."]))
-    except ParityError as error:
-        return str(error)
-
-
-def test_the_runs_that_values_are_planted_in_can_be_published(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(shared)
-    assert published().startswith('{"results.json"')
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_nothing_planted_in_the_inputs_comes_out(shared: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(shared)
-    path = shared / "metrics/sft/evidence/train.json"
-    before = path.read_bytes()
-    try:
-        for kind, text in PLANTS.items():
-            found = json.loads(before)
-            PLACES[place](found, text)
-            path.write_bytes(indented(found))
-            assert json.dumps(text)[1:-1] not in published(), (place, kind)
-    finally:
-        path.write_bytes(before)
-
-
 def test_the_path_of_what_may_not_leave_is_named_and_nothing_is_written(repo: Path) -> None:
-    names = pair(
-        repo, lambda path, found: PLACES["gpu name"](found, "host.example.com") if "evidence" in path else None
-    )
+    def edit(path: str, found: dict[str, Any]) -> None:
+        if "evidence" in path:
+            found["environment"]["gpu"]["name"] = "host.example.com"
+
+    names = pair(repo, edit)
     done = stage("publish", *names, "--out", "out", cwd=repo, env={"PYTHONPATH": str(repo)})
     assert done.returncode == 1
     assert "publication stopped at /stages/0/modal/gpu: no rule allows this value to leave" in done.stderr
     assert not (repo / "out").exists()
-
-
-@pytest.mark.parametrize("key", ["id", "platform", "authorization_usd"])
-def test_a_planted_campaign_does_not_leave(shared: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(shared)
-    entry = {"id": "nodus-sft-train-1", "platform": "nodus", "task": "sft", "stage": "train", "job": None}
-    entry |= {"role": "superseded", "held_usd": None, "charge_usd": "0.1", "final": True}
-    account = {"version": 1, "name": "x", "authorization_usd": "5", "cap_usd": "1", "reserve_usd": "1"}
-    account |= {"attempts": [entry], "recorded_usd": "0.1"}
-    (account if key in account else entry)[key] = PLANTS["e-mail"]
-    path = shared / "metrics/campaign.json"
-    path.write_text(json.dumps(account))
-    try:
-        assert published().startswith("publication stopped at /campaign/")
-    finally:
-        path.unlink()
 
 
 @pytest.mark.parametrize(

@@ -15,31 +15,42 @@ from stages import platforms
 from stages.command import TASKS, ParityError
 from stages.evidence.digests import parse_json
 from stages.jobs import PROJECT
+from stages.platforms.on_nodus.bill import SEGMENTS
 
-NUMBER = r"[+-]?\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?"
+AMOUNT = r"[+-]?\d{1,9}(\.\d{1,12})?"
 SHA256 = r"[0-9a-f]{64}"
 # At most three numbers: four would be an address.
 VERSION = r"v?\d{1,6}(\.\d{1,6}){1,2}((\+|\.|-)?(cu|cpu|rocm|dev|rc|post|a|b)\d{0,6})?"
-TIME = r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z))?|\d\d:\d\d:\d\d"
+TIME = r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d(\.\d{1,6})?(\+00:00|Z))?"
 GPU = r"NVIDIA (GeForce |Tesla |RTX )*[A-Z]{0,4}\d{1,4}[A-Z]{0,3}([ -](SXM\d|PCIe|NVL|Ti|Ada|\d{1,3}GB|HBM\de?))*"
 EXPORT = (
     r"(model|config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|merges"
     r"|training_args|chat_template)(-\d{5}-of-\d{5})?(\.safetensors)?(\.index)?\.(safetensors|json|jinja|bin|txt)"
 )
-INPUT = rf"({'|'.join(TASKS)})-(train|test)\.jsonl"
+TASK = rf"({'|'.join(TASKS)})"
 PLATFORM = rf"({'|'.join(platforms.names())})(_[12])?(-\d{{1,3}})?"
-ATTEMPT = rf"{PLATFORM}-({'|'.join(TASKS)})-(baseline|train|evaluate)-\d{{1,4}}"
-REPORT = rf"{PLATFORM}-({'|'.join(TASKS)})-(baseline|train|evaluate)\.json"
-SHAPES = [NUMBER, SHA256, VERSION, TIME, GPU, EXPORT, INPUT, PLATFORM, ATTEMPT, REPORT]
+JOB = rf"{PLATFORM}-{TASK}-(baseline|train|evaluate)"
+# Where in a document which shape may stand; any other text has to be one of the project's own.
+FIELDS = {
+    r".*(_usd|USD)(/mean)?": AMOUNT,
+    r".*sha256(/[^/]+)?": SHA256,
+    r".*_(utc|at)": TIME,
+    r".*/gpu": GPU,
+    r"/versions/[^/]+": VERSION,
+    r"/inputs/\d+/path": rf"{TASK}-(train|test)\.jsonl",
+    r"/campaign/attempts/\d+/id": rf"{JOB}-\d{{1,4}}",
+}
 # Keys are this project's own words or one of these.
 KEYS = [
     EXPORT,
-    REPORT,
+    rf"{JOB}\.json",
     PLATFORM,
     rf"{PLATFORM}_delivery",
-    rf"{PLATFORM}_({'|'.join(TASKS)})_including_failed_attempt(_usd|_vs_(corrected_)?{PLATFORM}_reduction_percent)",
-    r"[a-z]{3,12}(Seconds|USD)",
+    rf"{PLATFORM}_{TASK}_including_failed_attempt(_usd|_vs_(corrected_)?{PLATFORM}_reduction_percent)",
+    rf"({'|'.join(SEGMENTS)})(Seconds|USD)",
 ]
+# What a value in a sentence may be made of. A number is short: an account's has more digits.
+PARTS = [r"\d{1,7}(\.\d{1,12})?", SHA256, VERSION, TIME, r"\d\d:\d\d:\d\d", PLATFORM, r"NVIDIA|[A-Z]\d{1,4}[A-Z]{0,3}"]
 
 # Words that evidence may put into a sentence's values, beside figures and the project's own texts.
 PERMITTED = """
@@ -89,17 +100,17 @@ def is_shape(text: str, shapes: list[str]) -> bool:
     return any(re.fullmatch(shape, text) for shape in shapes)
 
 
-def allowed(text: str) -> bool:
-    return is_shape(text, SHAPES) or text in vocabulary()
+def allowed(text: str, path: str) -> bool:
+    shapes = [shape for field, shape in FIELDS.items() if re.fullmatch(field, path)]
+    return is_shape(text, shapes) or text in vocabulary()
 
 
 def allowed_in_sentence(text: str) -> bool:
     """Whether each part of a value in a sentence is allowed by itself."""
-    if allowed(text):
+    if text in vocabulary() or is_shape(text, [GPU, TIME]):
         return True
     parts = [part for part in re.split(r"[\s,;:/()]+|(?<=\d)Z", text) if part]
-    shapes = [NUMBER, SHA256, VERSION, TIME, PLATFORM, r"\d{1,6}[KMG]iB?", r"NVIDIA|[A-Z]\d{1,4}[A-Z]{0,3}"]
-    return all(part in WORDS or is_shape(part, shapes) for part in parts)
+    return all(part in WORDS or is_shape(part, PARTS) for part in parts)
 
 
 def cleared(document: Any, keys: frozenset[str], path: str = "") -> Any:
@@ -118,7 +129,7 @@ def cleared(document: Any, keys: frozenset[str], path: str = "") -> Any:
         return [cleared(value, keys, f"{path}/{i}") for i, value in enumerate(document)]
     if document is None or isinstance(document, bool | int | float):
         return document
-    if isinstance(document, str) and allowed(document):
+    if isinstance(document, str) and allowed(document, path):
         return document
     raise refused(path)
 

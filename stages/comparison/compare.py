@@ -66,7 +66,7 @@ def gate_verdicts(run: Run, task: Task) -> dict[str, Verdict]:
         return {}
     try:
         return verdicts(run.protocol, task, found.metrics["baseline"], found.metrics["evaluate"])
-    except KeyError:
+    except (KeyError, TypeError):
         return {}
 
 
@@ -75,7 +75,7 @@ def cross_gates(subject: Side, other: Side, task: Task) -> dict[str, Verdict]:
     finals, others = ([run.metrics.get("evaluate", {}) for run in side.of(task)] for side in (subject, other))
     try:
         return cross_verdicts(protocol, task, finals, others) if protocol and not unlike(subject, other) else {}
-    except (KeyError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return {}
 
 

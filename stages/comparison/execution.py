@@ -23,8 +23,8 @@ UNSAID = ("delivery_clock", "protocol_edited")
 
 
 def protocol_of(pair: tuple[Side, Side]) -> Protocol:
-    if found := unlike(*pair):
-        raise ParityError(f"publish: {found}; only runs of one protocol are published together")
+    if unlike(*pair):  # which holds names that may not leave, not even in a message
+        raise ParityError("publish: the protocols differ; only runs of one are published together, `compare` has both")
     protocol = next((run.protocol for side in pair for run in side.runs if run.protocol), None)
     if protocol is None:
         raise ParityError("publish: the protocol of the runs is not at their revisions")

@@ -12,7 +12,7 @@ CPU_LIMIT = ("cpu_limit", "cpus")
 MEMORY_REQUEST = ("memory", "memory_gib", "memory_request_mib", "memory_minimum_gib")
 MEMORY_LIMIT = ("memory_limit_mib", "memory_gib")
 
-QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[KMGT]i)?")
+QUANTITY = re.compile(r"(\d{1,7}(?:\.\d{1,6})?)(m|[KMGT]i)?")  # a longer number counts something else
 FACTORS: dict[str, Decimal | int] = {"m": Decimal("0.001"), "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 SUFFIXES = {"_gib": 2**30, "_mib": 2**20}
 
