@@ -19,6 +19,7 @@ from typing import Any, get_args
 from stages import command, platforms
 from stages.command import ParityError
 from stages.comparison.runs import CAMPAIGN
+from stages.comparison.view import Table, campaign_table
 from stages.evidence import ledger
 from stages.evidence.digests import read_json, write_json
 from stages.evidence.ledger import Account, Entry, Totals
@@ -87,8 +88,12 @@ def reconcile(given: argparse.Namespace, params: Params, sections: dict[str, Any
     done = ledger.reconcile(name, receipt_of)
     if given.json:
         print_json(done)
+    elif done:
+        print_table(
+            Table(f"Campaign {name}: what became of its holds", ["attempt", "now"], [list(i) for i in done.items()])
+        )
     else:
-        print("\n".join(f"{attempt}: {what}" for attempt, what in done.items()) or "nothing is held")
+        print("nothing is held")
 
 
 def mark(given: argparse.Namespace, params: Params, sections: dict[str, Any]) -> None:
@@ -101,6 +106,7 @@ def export(given: argparse.Namespace, params: Params, sections: dict[str, Any]) 
     if given.json:
         print_json(account.model_dump())
     else:
+        print_table(campaign_table(account))
         print(f"{given.out}: {len(account.attempts)} attempts, {account.recorded_usd} USD recorded")
 
 
@@ -114,18 +120,19 @@ def status(given: argparse.Namespace, params: Params, sections: dict[str, Any]) 
 
 
 def show(account: Account, totals: Totals) -> None:
+    print_table(campaign_table(account))
+    print(
+        f"{totals.spent} USD spent, {totals.held} held or not final, {account.reserve_usd} kept back, "
+        f"{totals.available} of {account.authorization_usd} left; no job may cost more than {account.cap_usd}"
+    )
+
+
+def print_table(table: Table) -> None:
     from rich.console import Console
 
     from stages.comparison.tables import rich_table
-    from stages.comparison.view import campaign_table
 
-    console = Console()
-    console.print(rich_table(campaign_table(account)))
-    console.print(
-        f"{totals.spent} USD spent, {totals.held} held or not final, {account.reserve_usd} kept back, "
-        f"{totals.available} of {account.authorization_usd} left; no job may cost more than {account.cap_usd}",
-        soft_wrap=True,
-    )
+    Console().print(rich_table(table))
 
 
 def print_json(value: Any) -> None:

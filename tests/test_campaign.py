@@ -1,7 +1,6 @@
 """Promise: one budget for everything on this machine; no attempt is lost, and nothing is spent twice."""
 
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -16,8 +15,8 @@ from stages.command import ParityError
 from stages.evidence import ledger
 from stages.evidence.ledger import Entry
 from stages.platforms import Attempt, Receipt
+from stages.platforms.on_nodus.bill import attempt as attempt_of
 from stages.protocol import Campaign
-from tests.conftest import ROOT, stage
 
 ONE = Decimal("1.00")
 HEADLINE = "headline_successful_attempt"
@@ -248,51 +247,13 @@ def test_a_mark_changes_the_role_and_leaves_the_money() -> None:
     assert (found.role, found.detail, found.charge_usd) == ("superseded", "export_configuration", "0.25")
 
 
-# The command.
-
-
-@pytest.fixture
-def spent(state: Path) -> str:
-    """A settled attempt and a hold in the campaign that params.yaml names."""
-    campaign = Campaign(name="default", authorization_usd="5.00", cap_usd="1.00", reserve_usd="1.00")
-    first = reserve(campaign=campaign)
-    ledger.settle("default", first, role="headline_successful_attempt", charge_usd=Decimal("0.25"), final=True)
-    return reserve(campaign=campaign)
-
-
-def command(*arguments: str) -> Any:
-    return stage("campaign", *arguments, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "COLUMNS": "160"})
-
-
-def test_status_shows_attempts_and_what_is_left_as_a_table_and_as_json(spent: str) -> None:
-    shown = command("status").stdout
-    assert "nodus-sft-train-2" in shown
-    assert "0.25 USD spent, 1.00 held or not final, 1.00 kept back, 2.75 of 5.00 left" in shown
-    found = json.loads(command("status", "--json").stdout)
-    assert (found["available_usd"], found["held_usd"], found["recorded_usd"]) == ("2.75", "1.00", "0.25")
-
-
-def test_reconcile_keeps_a_hold_that_it_cannot_explain_until_it_is_released(spent: str) -> None:
-    shown = command("reconcile").stdout
-    assert f"{spent}: still held: nodus: not signed in" in shown
-    refused = command("reconcile", "--release", "nobody")
-    assert refused.returncode == 1
-    assert f"nobody: no such hold; held are {spent}" in refused.stderr
-    assert command("reconcile", "--release", spent, "--json").stdout.strip().startswith("{")
-    assert command("reconcile").stdout.strip() == "nothing is held"
-
-
-def test_reconcile_leaves_a_job_alone_that_a_process_works_on(spent: str, state: Path) -> None:
-    from stages.platforms.common.lock import locked
-
-    with locked(state / "nodus" / ("a" * 64)):
-        shown = command("reconcile")
-    assert "still held: a process on this machine is working on it" in shown.stdout
-
-
-def test_export_writes_what_a_comparison_reads(spent: str, tmp_path: Path) -> None:
-    out = tmp_path / "campaign.json"
-    assert command("mark", "nodus-sft-train-1", "superseded", "--detail", "export_configuration").returncode == 0
-    assert "2 attempts, 0.25 USD recorded" in command("export", "--out", str(out)).stdout
-    account = ledger.Account.model_validate_json(out.read_bytes())
-    assert [entry.role for entry in account.attempts] == ["superseded", "in_flight"]
+def test_an_attempt_whose_command_never_began_failed_before_training() -> None:
+    """On Nodus: one that was queued, and got no machine that could be started."""
+    timings = {"queuedTime": "2026-11-01T08:00:00Z", "finishedTime": "2026-11-01T08:09:00Z"}
+    queued = attempt_of({"status": {"phase": "Failed", "reason": "NodeLost", "timings": timings}})
+    assert (queued.started_utc, queued.ended_utc) == (None, "2026-11-01T08:09:00Z")
+    attempt = reserve()
+    ledger.settle_by("test", attempt, Receipt(platform="nodus", attempts=[queued], charge_usd=None, final=True))
+    assert ledger.entries("test")[0].role == "failed_before_training"
+    begun = attempt_of({"status": {"timings": timings | {"commandStartedTime": "2026-11-01T08:05:00Z"}}})
+    assert begun.started_utc == "2026-11-01T08:05:00Z"

@@ -46,7 +46,7 @@ def attempt(value: Mapping[str, Any]) -> Attempt:
     return Attempt(
         outcome=OUTCOMES.get(reason or "", phase.lower()),
         reason=reason,
-        started_utc=timings.get("commandStartedTime") or timings.get("queuedTime"),
+        started_utc=timings.get("commandStartedTime"),
         ended_utc=timings.get("finishedTime"),
         charge_usd=(status.get("actual") or {}).get("costUSD"),
     )
