@@ -33,8 +33,13 @@ def at_least(value: float, threshold: float) -> Verdict:
     return Verdict(value, threshold, value >= threshold)
 
 
-def at_most(value: float | Fraction, threshold: float) -> Verdict:
-    return Verdict(float(value), threshold, value <= threshold)
+def at_most(value: Fraction, threshold: float) -> Verdict:
+    return Verdict(float(value), threshold, value <= exact(threshold))
+
+
+def exact(recorded: float) -> Fraction:
+    """A figure by the digits that it is recorded with; in floats, 2.02 would be a little more than 1 % above 2.0."""
+    return Fraction(str(recorded))
 
 
 def cross_verdicts(
@@ -42,10 +47,9 @@ def cross_verdicts(
 ) -> dict[str, Verdict]:
     """Gate name -> verdict on the trained models of one platform against another's, by their means."""
     if task == "sft":
-        # From the counts: in floats, exactly two points below would come out as a little more.
         below = 100 * (mean_accuracy(others) - mean_accuracy(finals))
         return {"accuracy_points_below_other": at_most(below, protocol.gates.sft.accuracy_points_below_other_at_most)}
-    own, other = (sum(final["nll"] for final in each) / len(each) for each in (finals, others))
+    own, other = (sum((exact(final["nll"]) for final in each), Fraction(0)) / len(each) for each in (finals, others))
     above = 100 * (own / other - 1)
     return {"nll_percent_above_other": at_most(above, protocol.gates.pretrain.nll_percent_above_other_at_most)}
 

@@ -200,5 +200,19 @@ def test_cross_platform_gates_are_exact_at_their_edge(embedded: Protocol) -> Non
 
     assert cross_verdicts(embedded, "sft", accuracy(58), accuracy(60))["accuracy_points_below_other"].passed
     assert not cross_verdicts(embedded, "sft", accuracy(57), accuracy(60))["accuracy_points_below_other"].passed
-    assert cross_verdicts(embedded, "pretrain", [{"nll": 2.0199}], [{"nll": 2.0}])["nll_percent_above_other"].passed
-    assert not cross_verdicts(embedded, "pretrain", [{"nll": 2.0201}], [{"nll": 2.0}])["nll_percent_above_other"].passed
+
+    def nll(value: float) -> list[dict[str, Any]]:
+        return [{"nll": value}]
+
+    for own, other, met in (
+        (2.02, 2.0, True),  # exactly 1 %
+        (2.020000000000001, 2.0, False),
+        (2.0199999999999996, 2.0, True),
+        (3.03, 3.0, True),
+        (2.0, 2.02, True),
+        (2.1, 2.0, False),
+    ):
+        verdict = cross_verdicts(embedded, "pretrain", nll(own), nll(other))["nll_percent_above_other"]
+        assert (verdict.passed, verdict.threshold) == (met, 1.0), (own, other)
+    means = cross_verdicts(embedded, "pretrain", nll(2.01) + nll(2.03), nll(2.0))["nll_percent_above_other"]
+    assert (means.value, means.passed) == (1.0, True)
