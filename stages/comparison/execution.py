@@ -22,6 +22,14 @@ PRECISION = {"bfloat16": "BF16", "float32": "FP32"}
 UNSAID = ("delivery_clock", "protocol_edited")
 
 
+# By whether recipes were chosen by test scores, which no figure tells.
+TEST_POLICY = {
+    None: "No input was cut. Whether a recipe was chosen by test scores is not recorded.",
+    False: "No recipe was chosen by test scores, and no input was cut.",
+    True: "A recipe was chosen by test scores. No input was cut.",
+}
+
+
 def protocol_of(pair: tuple[Side, Side]) -> Protocol:
     if unlike(*pair):  # which holds names that may not leave, not even in a message
         raise ParityError("publish: the protocols differ; only runs of one are published together, `compare` has both")
@@ -64,12 +72,6 @@ def record(subject: Side, other: Side) -> dict[str, Any]:
         "limits": limits(pair),
         "timing_definitions": timing_definitions(pair),
     }
-
-
-def versions(evidence: list[Evidence]) -> dict[str, str] | None:
-    """The packages, where every job ran the same."""
-    found = [each.environment.versions for each in evidence]
-    return dict(found[0]) if all(each == found[0] for each in found) else None
 
 
 def fewest(pair: tuple[Side, Side]) -> int:
@@ -158,6 +160,7 @@ def preparation(protocol: Protocol) -> dict[str, Any]:
 def evaluation(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
     sft, pretrain, gates = protocol.score.sft, protocol.score.pretrain, protocol.gates
     tokens = {run.number("evaluate", "tokens") for side in pair for run in side.of("pretrain")}
+    tuned: bool | None = facts(pair).get("heldout_score_recipe_tuning")
     accuracy = "Accuracy at least {a}, format validity at least {v}, at most {p} points below the other."
     return {
         "baseline": Words("The untouched base model, scored in the same way before training."),
@@ -180,7 +183,7 @@ def evaluation(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
         "quality_gates": {
             "pretraining": Words("NLL as above on all test paragraphs; lower is better."),
             "finetuning": Words("Accuracy and format validity as above on all test rows."),
-            "test_policy": Words("No recipe was chosen by test scores, and no input was cut."),
+            "test_policy": Words(TEST_POLICY[tuned]),
             "pretraining_gate": Words(
                 "NLL below the base's, at most {n} percent above the other's.",
                 {"n": gates.pretrain.nll_percent_above_other_at_most},
@@ -194,7 +197,7 @@ def evaluation(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
                 },
             ),
         },
-        "heldout_score_recipe_tuning": False,
+        **({} if tuned is None else {"heldout_score_recipe_tuning": tuned}),
     }
 
 
