@@ -63,6 +63,8 @@ def bars(name: str, title: str, rows: Sequence[Bar]) -> str:
         body += text(0, y + 13, row.label) + text(WIDTH, y + 13, row.text, "figure", "end")
         x = 0.0
         for part, shade in zip(row.parts, (*SHADES, *(SHADES[-1],) * len(row.parts)), strict=False):
+            if part <= 0:  # a segment of other bars
+                continue
             width = part / top * WIDTH
             shape = f'x="{x:.1f}" y="{y + 19:.1f}" width="{max(width, 0.5):.1f}" height="12"'
             body += f'<rect {shape} fill="{colour(row.colour)}" fill-opacity="{shade}"/>'

@@ -1,6 +1,7 @@
 """A comparison as one self-contained HTML page: no script, no network, the answer first."""
 
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -8,7 +9,7 @@ from stages.command import Task
 from stages.comparison import charts
 from stages.comparison.charts import Bar, Curve, Mark
 from stages.comparison.compare import Comparison, Pair, gate_verdicts
-from stages.comparison.runs import Run, TaskRun
+from stages.comparison.runs import Charge, Run, TaskRun
 from stages.comparison.sides import Side
 from stages.comparison.tables import TITLE, sections
 from stages.comparison.view import (
@@ -30,6 +31,8 @@ from stages.comparison.view import (
 from stages.evidence.digests import whole
 
 R = TypeVar("R", Bar, Curve, Mark)
+ANSWERED = 3  # pairs that the answer on top is about; the tables have all
+WHOLE, REST = "the whole charge", "not in a segment"
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
@@ -68,17 +71,26 @@ def items(comparison: Comparison, task: Task) -> list[Item]:
 
 
 def charge_chart(comparison: Comparison, task: Task) -> Chart | None:
-    rows: list[Bar] = []
-    names: dict[str, None] = {}
-    for run, found, colour in items(comparison, task):
-        if found.charge.with_failed_usd is None:
-            continue
-        parts = {name: float(part.usd) for name, part in found.charge.segments.items()}
-        names |= dict.fromkeys(parts)
-        total = found.charge.with_failed_usd
-        rows.append(Bar(run.name, list(parts.values()) or [float(total)], f"{total} USD", colour))
-    legend = f"Segments from dark to light: {', '.join(names)}." if names else "No segments are recorded."
+    """Each bar is as long as its charge with failed attempts; the same segment has the same shade on every bar."""
+    found = [item for item in items(comparison, task) if item.task.charge.with_failed_usd is not None]
+    names = list(dict.fromkeys(name for item in found for name in charge_parts(item.task.charge)))
+    rows = []
+    for item in found:
+        parts = charge_parts(item.task.charge)
+        text = f"{item.task.charge.with_failed_usd} USD"
+        rows.append(Bar(item.run.name, [float(parts.get(name, 0)) for name in names], text, item.colour))
+    legend = f"Parts from dark to light: {', '.join(names)}." if names != [WHOLE] else "No segments are recorded."
     return chart("charge", task, "Charge", rows, charts.bars, legend)
+
+
+def charge_parts(charge: Charge) -> dict[str, Decimal]:
+    """A charge by segment, and what no segment shows of it."""
+    parts = {name: Decimal(part.usd) for name, part in charge.segments.items()}
+    whole_charge = charge.with_failed_usd or Decimal(0)
+    lost = whole_charge - charge.usd if charge.usd is not None else Decimal(0)
+    rest = whole_charge - lost - sum(parts.values(), Decimal(0))
+    found = {**parts, (REST if parts else WHOLE): rest, "failed attempts": lost}
+    return {name: amount for name, amount in found.items() if amount > 0}
 
 
 def timing_chart(comparison: Comparison, task: Task) -> Chart | None:
@@ -157,7 +169,7 @@ def sentence(text: str) -> str:
 
 def top_figures(comparison: Comparison) -> list[Figure]:
     if comparison.pairs:
-        return [figure for pair in comparison.pairs[:3] for figure in figures(pair)]
+        return [figure for pair in comparison.pairs[:ANSWERED] for figure in figures(pair)]
     return [figure for side in comparison.sides for figure in own_figures(side)]
 
 
@@ -176,7 +188,8 @@ def context(comparison: Comparison) -> dict[str, object]:
         "sides": [(side.label, len(side.runs), charts.colour(i)) for i, side in enumerate(comparison.sides)],
         "protocols": protocols,
         "figures": top_figures(comparison),
-        "claims": [claim for pair in comparison.pairs[:1] for claim in pair.claims],
+        "verdicts": [(f"{p.subject.label} against {p.other.label}", p.claims) for p in comparison.pairs[:ANSWERED]],
+        "unanswered": max(0, len(comparison.pairs) - ANSWERED),
         "figure_tables": figures_,
         "charge_charts": present([charge_chart(comparison, task) for task in tasks]),
         "loss_charts": present([loss_chart(comparison, task) for task in tasks]),

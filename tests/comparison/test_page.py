@@ -8,6 +8,7 @@ import subprocess
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,47 @@ def test_the_report_stage_shows_one_run_with_its_loss_and_claims_nothing(repo: P
     assert "There is one side only" in found
     assert 'aria-labelledby="loss-sft-t loss-sft-d"' in found
     assert "No charge is recorded." in found
+
+
+def bar_widths(page: str, label: str) -> list[float]:
+    """Of the parts of the first bar with this label."""
+    bar = page[page.index(f">{label}</text>") :]
+    return [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', bar[: bar.find("<text", 200)])]
+
+
+def test_a_bar_is_as_long_as_the_charge_that_stands_beside_it(repo: Path) -> None:
+    """With its failed attempts, which no segment shows."""
+    tries = [{"outcome": "failed", "charge_usd": "0.15"}, {"outcome": "succeeded", "charge_usd": "0.05"}]
+
+    def edit(path: str, found: dict[str, Any]) -> None:
+        if "evidence" in path:
+            found["receipt"]["attempts"] = tries
+            found["receipt"]["segments"] = {
+                "running": {"seconds": 1, "usd": "0.04"},
+                "boot": {"seconds": 1, "usd": "0.01"},
+            }
+
+    branch(repo, "plain", platform="modal", charge="0.10")
+    branch(repo, "failed", platform="nodus", charge="0.20", edit=edit)
+    page = render(build(read_runs(["failed", "plain"])))
+    page = page[page.index('id="charge-sft-t"') : page.index('id="charge-pretrain-t"')]
+    assert "Parts from dark to light: boot, running, failed attempts." in page
+    (failed, plain) = (bar_widths(page, label) for label in ("failed", "plain"))
+    assert sum(failed) == pytest.approx(360, abs=1)
+    assert failed[:3] == pytest.approx([18, 72, 270], abs=0.1)
+    assert sum(plain) == pytest.approx(180, abs=2)
+
+
+def test_the_answer_is_about_every_pair_up_to_three_and_says_where_the_rest_is(repo: Path) -> None:
+    for seed in (1, 2, 3):
+        branch(repo, f"s{seed}", seed=seed)
+    page = render(build(read_runs(["s1", "s2", "s3"]), "run"))
+    answer = page[page.index('id="answer-h"') : page.index('id="figures-h"')]
+    assert re.findall("<h3>(.*?)</h3>", answer) == ["s1 against s2", "s1 against s3", "s2 against s3"]
+    assert answer.count('class="verdicts"') == 3
+    branch(repo, "s4", seed=4)
+    more = render(build(read_runs(["s1", "s2", "s3", "s4"]), "run"))
+    assert "3 more pairs stand in the table of claims" in more
 
 
 def test_many_runs_still_make_a_page(repo: Path) -> None:
