@@ -2,21 +2,23 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
-from stages.audit import audit, check_publication
+from stages.audit import audit
 from stages.comparison.audited import Line
-from stages.evidence import ledger
+from stages.evidence import chain, ledger
 from stages.evidence.digests import write_json
 from stages.protocol import Campaign
-from stages.publish import documents
-from tests.comparison.build import Builder, commit, indented, lock, repository
-from tests.conftest import ROOT, stage
+from tests.comparison.build import Builder, commit, inputs, lock, repository
+from tests.comparison.tamper import digit, edit, flip
+from tests.conftest import stage
 
 BUDGET = Campaign(name="audited", authorization_usd="5.00", cap_usd="1.00", reserve_usd="1.00")
 
@@ -25,9 +27,13 @@ BUDGET = Campaign(name="audited", authorization_usd="5.00", cap_usd="1.00", rese
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is whole: rows, model, predictions, metrics, evidence, dvc.lock, campaign."""
     root = repository(tmp_path_factory.mktemp("audit") / "project")
-    Builder(root, platform="nodus", charge="0.10").write()
+    exported = account()
+    Builder(root, platform="nodus", charge="0.10", start=datetime.now(UTC)).write()
+    inputs(root)
+    params = root / "params.yaml"
+    params.write_text(params.read_text().replace("name: default", f"name: {BUDGET.name}"))
+    write_json(root / "metrics/campaign.json", exported.model_dump())
     lock(root)
-    write_json(root / "metrics/campaign.json", account().model_dump())
     commit(root, "run")
     return root
 
@@ -67,9 +73,16 @@ def test_a_whole_run_differs_in_nothing_and_says_what_it_cannot_tell(project: Pa
         "gates",
         "total",
         "model.safetensors",
+        "sft train: data/inputs/sft-train.jsonl",
+        "data/models/sft/",
+        "data/models/sft, as evaluate read it",
+        "metrics/campaign.json: authorization_usd",
+        "attempt nodus-sft-train-2: role",
     ):
         assert any(told in what for what in equal), told
-    unknown = {line.what: line.recomputed for line in lines if line.outcome == "cannot be recomputed here"}
+    assert [line for line in lines if line.outcome == "cannot be recomputed here"] == []
+    (project / "data/inputs/sft-train.jsonl").unlink()
+    unknown = {line.what: line.recomputed for _, line in audit(["."]) if line.outcome == "cannot be recomputed here"}
     assert unknown["sft train: data/inputs/sft-train.jsonl"].endswith("neither in the DVC cache nor in the workspace")
 
 
@@ -78,31 +91,6 @@ def test_a_revision_is_audited_from_the_cache(project: Path) -> None:
     (project / "data/models/sft/model.safetensors").write_bytes(b"altered")
     assert not differing("HEAD")
     assert any("model.safetensors" in line.what for line in differing("."))
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_bytes(indented(document))
-
-
-def digit(*keys: str) -> Callable[[Any], None]:
-    """Change the last digit of a number or text in a document."""
-
-    def change(document: Any) -> None:
-        for key in keys[:-1]:
-            document = document[key]
-        text = str(document[keys[-1]])
-        altered = text[:-1] + ("1" if text[-1] != "1" else "2")
-        document[keys[-1]] = altered if isinstance(document[keys[-1]], str) else type(document[keys[-1]])(altered)
-
-    return change
 
 
 def test_one_flipped_byte_of_the_model_is_named(project: Path) -> None:
@@ -115,15 +103,36 @@ def test_one_flipped_byte_of_the_model_is_named(project: Path) -> None:
     assert all(line.recorded != line.recomputed for line in found)
 
 
-def test_one_flipped_byte_of_an_input_is_named(project: Path) -> None:
-    path = project / "data/inputs/sft-train.jsonl"
-    path.parent.mkdir()
-    path.write_text('{"prompt": "a"}\n')
-    lock(project)
-    named = {line.what for line in differing()}
-    assert named == {"sft train: data/inputs/sft-train.jsonl"}  # no such rows give the protocol's pin
-    flip(path)
-    assert "data/inputs/sft-train.jsonl" in {line.what for line in differing()}
+@pytest.mark.parametrize(
+    ("name", "readers"),
+    [
+        ("sft-train.jsonl", ["sft train"]),
+        ("pretrain-test.jsonl", ["pretrain baseline", "pretrain evaluate"]),
+    ],
+)
+def test_one_flipped_byte_of_an_input_is_named(project: Path, name: str, readers: list[str]) -> None:
+    flip(project / "data/inputs" / name)
+    found = {line.what for line in differing()}
+    assert found == {f"data/inputs/{name}", *(f"{reader}: data/inputs/{name}" for reader in readers)}
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_one_flipped_digit_of_a_folders_digest_is_named(project: Path, cached: bool) -> None:
+    """Without the cache the folder itself is all that there is to go by; at a revision, what others read of it."""
+    path = project / "dvc.lock"
+    text = path.read_text()
+    digest = str(yaml.safe_load(text)["stages"]["evaluate"]["deps"][0]["md5"])
+    altered = ("0" if digest[0] != "0" else "1") + digest[1:]
+    path.write_text(text.replace(digest, altered, 1))
+    if not cached:
+        shutil.rmtree(project / ".dvc")
+    found = {line.what: line for line in differing()}
+    assert found["data/models/pretrain/"][2:] == (altered, digest)
+    assert "dvc.lock: data/models/pretrain, as evaluate read it" in found
+    commit(project, "altered")
+    assert {"dvc.lock: data/models/pretrain, as evaluate read it"} <= {line.what for line in differing("HEAD")}
+    path.write_text(text.replace(digest, altered))
+    assert [line.what for line in differing()] == ["data/models/pretrain/"]
 
 
 def test_one_edited_prediction_is_named_and_gives_other_metrics(project: Path) -> None:
@@ -181,11 +190,61 @@ def test_one_edited_digit_in_the_reference_is_named(project: Path) -> None:
     assert {line.what for line in differing()} == {"reference/pilot/nodus/sft/train.json"}
 
 
-def test_one_edited_digit_in_the_ledger_or_an_exported_attempt_is_named(project: Path) -> None:
-    path = project / "metrics/campaign.json"
-    edit(path, lambda found: digit("charge_usd")(found["attempts"][0]))
+@pytest.mark.parametrize(
+    ("key", "value", "was"),
+    [
+        ("charge", "0.21", "0.25"),
+        ("held", "2.00", "1.00"),
+        ("role", "superseded", "headline_successful_attempt"),
+        ("detail", "interrupted", None),
+        ("final", False, True),
+        ("job", "b" * 64, "a" * 64),
+        ("platform", "modal", "nodus"),
+    ],
+)
+def test_one_edit_of_an_exported_attempt_is_named(project: Path, key: str, value: Any, was: Any) -> None:
+    name = f"{key}_usd" if key in ("charge", "held") else key
+    edit(project / "metrics/campaign.json", lambda found: found["attempts"][0].update({name: value}))
     found = {line.what: line for line in differing()}
-    assert found["attempt nodus-sft-train-1: charge"][2:] == ("0.21", "0.25")
+    assert found[f"attempt nodus-sft-train-1: {key}"][2:] == (str(value), str(was))
+
+
+@pytest.mark.parametrize("key", ["authorization_usd", "cap_usd", "reserve_usd"])
+def test_one_edited_digit_of_the_budget_is_named(project: Path, key: str) -> None:
+    edit(project / "metrics/campaign.json", digit(key))
+    assert f"metrics/campaign.json: {key}" in {line.what for line in differing()}
+
+
+def test_an_attempt_that_is_gone_from_the_export_or_not_in_the_ledger_is_named(project: Path) -> None:
+    path = project / "metrics/campaign.json"
+    before = path.read_bytes()
+    edit(path, lambda found: found["attempts"].pop())
+    found = {line.what: line for line in differing()}
+    told = ("not in the export", "headline_successful_attempt, 0.10")
+    assert found["attempt nodus-sft-train-2"][2:] == told
+    path.write_bytes(before)
+    edit(path, lambda found: found["attempts"].append({**found["attempts"][0], "id": "nodus-sft-train-7"}))
+    found = {line.what: line for line in differing()}
+    assert found["attempt nodus-sft-train-7"].recomputed == "not in the ledger"
+
+
+def test_an_attempt_that_was_begun_after_the_run_is_no_difference(project: Path, monkeypatch: Any) -> None:
+    """The campaign goes on, the revision does not."""
+    file = ledger.path(BUDGET.name)
+    before = file.read_bytes()
+    later = datetime.now(UTC) + timedelta(days=1)
+    monkeypatch.setattr(chain, "datetime", SimpleNamespace(now=lambda zone: later))
+    try:
+        job, amount = "c" * 64, Decimal("1.00")
+        ledger.reserve(BUDGET, job=job, platform="nodus", task="sft", stage="train", amount=amount)
+        assert [line for line in differing() if line.what.startswith("attempt")] == []
+        lines = {line.what: line for _, line in audit(["."])}
+        assert "a later export has it" in lines["attempt nodus-sft-train-3"].recomputed
+    finally:
+        file.write_bytes(before)
+
+
+def test_one_edited_digit_in_the_ledger_is_named(project: Path) -> None:
     file = ledger.path(BUDGET.name)
     before = file.read_bytes()
     file.write_bytes(before.replace(b'"0.25"', b'"0.35"'))
@@ -212,17 +271,3 @@ def test_the_command_exits_with_1_on_a_difference_only(project: Path) -> None:
     assert "data/models/sft/model.safetensors" in found.stdout
     listed = json.loads(stage("audit", "--json", cwd=project, env=env).stdout)
     assert {line["outcome"] for line in listed} == {"recomputed and equal", "differs", "cannot be recomputed here"}
-
-
-def test_a_published_claim_or_figure_that_was_edited_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    names = ["pilot:nodus", "pilot:modal"]
-    for name, document in documents(names).items():
-        write_json(tmp_path / name, document)
-    assert {line.outcome for line in check_publication(names, tmp_path, None)} == {"recomputed and equal"}
-    claim = "algorithmic_speedup_established"
-    edit(tmp_path / "results.json", lambda found: found["claims"].update({claim: True}))
-    edit(tmp_path / "execution-record.json", digit("inputs", 0, "sha256"))  # type: ignore[arg-type]
-    found = {line.what: line for line in check_publication(names, tmp_path, None) if line.outcome == "differs"}
-    assert found.keys() == {f"results.json/claims/{claim}", "execution-record.json/inputs/0/sha256"}
-    assert found[f"results.json/claims/{claim}"][2:] == ("True", "False")

@@ -10,14 +10,17 @@ from typing import Any
 import jsonschema
 import pytest
 
+from stages.audit import check_publication
 from stages.command import ParityError
 from stages.comparison.publication import schema
 from stages.comparison.runs import read_runs
 from stages.evidence import ledger
+from stages.evidence.digests import write_json
 from stages.protocol import read_params
 from stages.publish import documents
 from tests.comparison.build import START, branch, repository
-from tests.conftest import stage
+from tests.comparison.tamper import digit, edit
+from tests.conftest import ROOT, stage
 
 
 @pytest.fixture
@@ -133,3 +136,17 @@ def test_an_owner_is_a_name_in_plain_words(repo: Path, owner: str) -> None:
             documents(["pilot:nodus", "pilot:modal"], owner)
     else:
         assert documents(["pilot:nodus", "pilot:modal"], None)
+
+
+def test_a_published_claim_or_figure_that_was_edited_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    names = ["pilot:nodus", "pilot:modal"]
+    for name, document in documents(names).items():
+        write_json(tmp_path / name, document)
+    assert {line.outcome for line in check_publication(names, tmp_path, None)} == {"recomputed and equal"}
+    claim = "algorithmic_speedup_established"
+    edit(tmp_path / "results.json", lambda found: found["claims"].update({claim: True}))
+    edit(tmp_path / "execution-record.json", digit("inputs", 0, "sha256"))  # type: ignore[arg-type]
+    found = {line.what: line for line in check_publication(names, tmp_path, None) if line.outcome == "differs"}
+    assert found.keys() == {f"results.json/claims/{claim}", "execution-record.json/inputs/0/sha256"}
+    assert found[f"results.json/claims/{claim}"][2:] == ("True", "False")

@@ -40,16 +40,44 @@ def cached(md5: str) -> Path:
     return cache_folder(Path.cwd()) / md5[:2] / md5[2:]
 
 
-def outputs(files: Files) -> dict[str, str]:
-    """Path -> MD5 of everything that `dvc.lock` says a stage wrote; raises ParityError where there is no `dvc.lock`."""
+class Locked(NamedTuple):
+    """Path -> MD5 of everything that stages wrote; and stage, path and MD5 of what others read of it."""
+
+    outs: dict[str, str]
+    deps: list[tuple[str, str, str]]
+
+
+def locked(files: Files) -> Locked:
+    """What `dvc.lock` says; raises ParityError where there is none, or one that says nothing."""
     text = files.read("dvc.lock")
     if text is None:
         raise ParityError("no dvc.lock")
     try:
-        lock = yaml.load(text, Loader)  # a SafeLoader
-        return {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage.get("outs", [])}
+        stages = yaml.load(text, Loader)["stages"]  # a SafeLoader
+        outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+        deps = [(name, dep["path"], dep["md5"]) for name, stage in stages.items() for dep in stage.get("deps", [])]
+        return Locked(outs, [dep for dep in deps if dep[1] in outs])
     except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ParityError(f"dvc.lock: cannot be read: {error!r:.80}") from None
+
+
+def folder_md5(folder: Path) -> str:
+    """A folder's digest, as DVC itself makes it of its files' names and digests."""
+    from dvc_data.hashfile.tree import Tree
+
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    listing = [{"md5": md5_file(path), "relpath": path.relative_to(folder).as_posix()} for path in files]
+    tree = Tree.from_list(listing, hash_name="md5")
+    tree.digest()
+    return str(tree.hash_info.value)
+
+
+def md5_found(artifact: Artifact) -> str:
+    """What `dvc.lock` should have of what was found. The listing of a folder stands for the folder."""
+    assert artifact.found is not None
+    if artifact.found.is_dir():
+        return folder_md5(artifact.found)
+    return md5_file(artifact.found) + (".dir" if artifact.md5.endswith(".dir") else "")
 
 
 def place(files: Files, path: str, md5: str) -> Path | None:
@@ -64,16 +92,17 @@ def place(files: Files, path: str, md5: str) -> Path | None:
 
 def artifacts(files: Files) -> Iterator[Artifact]:
     """Every tracked file of a run that is not in git, folders taken apart."""
-    for path, md5 in outputs(files).items():
+    for path, md5 in locked(files).outs.items():
         if not isinstance(files, Folder) and files.read(path) is not None:
             continue
         if not md5.endswith(".dir"):
             yield Artifact(path, md5, place(files, path, md5))
             continue
-        listing = cached(md5)
+        listing, own = cached(md5), Path(path)
         if not listing.is_file():
-            yield Artifact(f"{path}/", md5, None)
+            yield Artifact(f"{path}/", md5, own if isinstance(files, Folder) and own.is_dir() else None)
             continue
+        yield Artifact(f"{path}/", md5, listing)
         for entry in parse_json(listing.read_bytes()):
             inner = f"{path}/{entry['relpath']}"
             yield Artifact(inner, entry["md5"], place(files, inner, entry["md5"]))

@@ -8,12 +8,12 @@ from decimal import Decimal
 
 from stages import layout
 from stages.command import TASKS, ParityError, Task
-from stages.comparison.artifacts import md5_file, outputs
+from stages.comparison.artifacts import locked, md5_found
 from stages.comparison.audited import Audited, Line, same, unknown
+from stages.comparison.booked import check_campaign
 from stages.comparison.gates import verdicts
 from stages.comparison.revisions import Files
-from stages.comparison.runs import CAMPAIGN, GOOD_ENDINGS, Reader, protocol_digest
-from stages.evidence import ledger
+from stages.comparison.runs import GOOD_ENDINGS, protocol_digest
 from stages.evidence.digests import parse_json, sha256_json
 from stages.jobs import WORKER_CODE
 from stages.scoring.metrics import OF_TASK
@@ -35,20 +35,22 @@ def check_reference(run: Audited) -> Iterator[Line]:
 
 
 def check_lock(run: Audited) -> Iterator[Line]:
-    """Everything that a stage wrote, in git or in DVC's cache, against `dvc.lock`."""
+    """Everything that a stage wrote, in git or in DVC's cache, against `dvc.lock`, and `dvc.lock` against itself."""
     try:
-        locked = outputs(run.files)
+        lock = locked(run.files)
     except ParityError as error:
         yield unknown("dvc.lock", str(error))
         return
-    for path, md5 in locked.items():
+    for stage, path, md5 in lock.deps:
+        yield same(f"dvc.lock: {path}, as {stage} read it", lock.outs[path], md5)
+    for path, md5 in lock.outs.items():
         if not path.startswith("data/") and (content := run.files.read(path)) is not None:
             yield same(path, md5, hashlib.md5(content, usedforsecurity=False).hexdigest())
     for artifact in run.artifacts.values():
         if artifact.found is None:
             yield unknown(artifact.path, "neither in the DVC cache nor in the workspace; `dvc fetch` may bring it")
         elif artifact.path.startswith("data/"):
-            yield same(artifact.path, artifact.md5, md5_file(artifact.found))
+            yield same(artifact.path, artifact.md5, md5_found(artifact))
 
 
 def check_protocol(run: Audited) -> Iterator[Line]:
@@ -190,31 +192,6 @@ def check_gates(run: Audited) -> Iterator[Line]:
             continue
         made = {name: verdict._asdict() for name, verdict in verdicts(run.protocol, task, base, final).items()}
         yield same(f"{task}: gates", recorded, made)
-
-
-def check_campaign(run: Audited) -> Iterator[Line]:
-    """The campaign's total from its attempts, and its attempts against this machine's own ledger."""
-    reader = Reader(run.name, run.files)
-    account = reader.model(ledger.Account, CAMPAIGN, 1)
-    if account is None:
-        yield (
-            Line(CAMPAIGN, "differs", "a campaign", reader.problems[0])
-            if reader.problems
-            else unknown(CAMPAIGN, "none")
-        )
-        return
-    total = sum((Decimal(entry.charge_usd) for entry in account.attempts if entry.charge_usd), Decimal(0))
-    yield same(f"{CAMPAIGN}: total", Decimal(account.recorded_usd), total)
-    if not ledger.path(account.name).is_file():
-        yield unknown(f"ledger of {account.name}", "it is not on this machine")
-        return
-    try:
-        known = {entry.id: entry.charge_usd for entry in ledger.entries(account.name)}
-    except ParityError as error:
-        yield Line(f"ledger of {account.name}", "differs", "an unbroken chain", str(error))
-        return
-    for entry in account.attempts:
-        yield same(f"attempt {entry.id}: charge", entry.charge_usd, known.get(entry.id, "not in the ledger"))
 
 
 CHECKS: tuple[Callable[[Audited], Iterable[Line]], ...] = (

@@ -13,9 +13,12 @@ from typing import Any
 
 import yaml
 
+from stages.command import TASKS
 from stages.comparison.gates import verdicts
+from stages.corpora.sources import snapshot
 from stages.evidence.digests import canonical, sha256_json, sha256_tree
 from stages.jobs import WORKER_CODE
+from stages.prepare import prepare
 from stages.protocol import Protocol, read_protocol
 from stages.scoring.metrics import OF_TASK
 from tests.conftest import ROOT, run
@@ -252,4 +255,15 @@ def lock(root: Path) -> None:
         digest = md5(content) + ".dir"
         put(root / ".dvc/cache/files/md5" / digest[:2] / digest[2:], content)
         outs.append({"path": str(folder.relative_to(root)), "md5": digest})
-    (root / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": {"all": {"outs": outs}}}))
+    models = [dict(out) for out in outs if out["path"].startswith("data/models/")]
+    stages = {"all": {"outs": outs}, "evaluate": {"deps": models}}
+    (root / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+
+
+def inputs(root: Path) -> None:
+    """The embedded protocol's own input rows, which its pins are of."""
+    protocol = read_protocol("embedded", ROOT)
+    with tempfile.TemporaryDirectory() as raw:
+        snapshot(protocol, None, Path(raw))
+        for task in TASKS:
+            prepare(protocol, task, Path(raw), root / "data/inputs")
