@@ -5,13 +5,14 @@ Expected errors print `error: ...` on stderr and exit with 1, or 2 where the com
 """
 
 import argparse
+import contextlib
 import ctypes
 import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import Literal, NoReturn, get_args
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn, get_args
 
 Task = Literal["sft", "pretrain"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -57,17 +58,33 @@ def explain(error: BaseException) -> str | None:
             errno.EPERM: "; allow it or choose another folder",
             errno.EROFS: "; choose a folder that can be written",
         }.get(error.errno or 0, "")
-        return f"{error.filename or 'writing output'}: {error.strerror}{hint}"
+        # Of two names the second is the one written to.
+        return f"{error.filename2 or error.filename or 'writing output'}: {error.strerror}{hint}"
     if isinstance(error, Exception) and any(words in str(error) for words in LIBRARIES_ON_A_FULL_DISK):
         return "writing output: No space left on device; free some space and run it again"
     return None
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM, a preemption notice, ends the block as Ctrl-C does, so that what it cleans up is cleaned up."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Run `main` and exit with its status; what `explain` knows becomes one line on stderr."""
     try:
-        status = main() or 0
-        sys.stdout.flush()
+        with interruptible():
+            status = main() or 0
+            sys.stdout.flush()
     except BaseException as error:
         line = None if os.environ.get("PARITY_TRACEBACK") else explain(error)
         if line is None:

@@ -12,7 +12,7 @@ from typing import Any
 from stages import command, layout, platforms
 from stages.command import ParityError, Task
 from stages.evidence import ledger
-from stages.evidence.digests import read_json, sha256_json, write_json
+from stages.evidence.digests import filling, indented, read_json, replacing, sha256_json
 from stages.jobs import Job, build
 from stages.platforms import Delivery
 from stages.platforms.common.process import rehearsal
@@ -34,17 +34,17 @@ def git(*arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def move(source: Path, target: Path) -> None:
-    """Put `source` in the place of `target`, which is whole at any moment or not there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    for stale in (partial, target):
-        if stale.is_dir() and not stale.is_symlink():
-            shutil.rmtree(stale)
-        else:
-            stale.unlink(missing_ok=True)
-    shutil.move(source, partial)
-    partial.replace(target)
+def place(source: Path, target: Path) -> None:
+    """Make `target` what `source` is, by links where one file system holds both. `source` stays, for after a kill."""
+    if source.is_dir():
+        target.mkdir()
+        for path in source.iterdir():
+            place(path, target / path.name)
+        return
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, result: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +151,10 @@ def deliver(
         delivery = stack.enter_context(run)
         result = read_json(delivery.out / "result.json")
         record = evidence(protocol, stage, job, delivery, result) | {"rehearsal": rehearsed}
-        for name, target in outputs.items():
-            move(delivery.out / name, target)
-        write_json(layout.metrics(task, stage), metrics(result, delivery))
-        write_json(layout.evidence(task, stage), record)
+        documents = {layout.metrics(task, stage): metrics(result, delivery), layout.evidence(task, stage): record}
+        with replacing(*outputs.values(), *documents) as partials:
+            for name, partial in zip(outputs, partials, strict=False):
+                place(delivery.out / name, partial)
+            for document, partial in zip(documents.values(), partials[len(outputs) :], strict=True):
+                with filling(partial) as stream:
+                    stream.write(indented(document))

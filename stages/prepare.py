@@ -9,7 +9,7 @@ from pathlib import Path
 from stages import command
 from stages.command import ParityError, Task
 from stages.corpora.rows import prepared_rows
-from stages.evidence.digests import whole
+from stages.evidence.digests import filling, replacing
 from stages.layout import INPUTS, RAW, input_names
 from stages.protocol import Input, Protocol, protocol_path, read
 
@@ -29,9 +29,10 @@ def prepare(protocol: Protocol, task: Task, raw: Path, inputs: Path) -> None:
     for split, name, rows in zip(("train", "test"), input_names(task), splits, strict=True):
         key = f"inputs.{task}.{split}"
         check_pin(str(inputs / name), rows, getattr(pins, split), key, protocol_path(protocol.name))
-    with whole(inputs / input_names(task)[0]) as train, whole(inputs / input_names(task)[1]) as test:
-        train.writelines(splits[0])
-        test.writelines(splits[1])
+    with replacing(*(inputs / name for name in input_names(task))) as partials:
+        for partial, rows in zip(partials, splits, strict=True):
+            with filling(partial) as stream:
+                stream.writelines(rows)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from stages.comparison.accounts import add_campaign, read
 from stages.comparison.execution import record
 from stages.comparison.publication import results, two_sides, validated
 from stages.comparison.runs import Run
-from stages.evidence.digests import write_json
+from stages.evidence.digests import filling, indented, replacing
 
 OWNER = re.compile(r"[A-Z][A-Za-z0-9]*( [A-Za-z0-9&]+){0,5}")
 
@@ -39,9 +39,12 @@ def main() -> None:
     arguments.add_argument("--owner", metavar="NAME", help="who measured; left out unless given")
     add_campaign(arguments)
     given = arguments.parse_args()
-    for name, document in documents(given.revisions, given.owner, given.campaign).items():
-        write_json(given.out / name, document)
-        print(f"{given.out / name}: written")
+    made = documents(given.revisions, given.owner, given.campaign)
+    with replacing(*(given.out / name for name in made)) as partials:
+        for partial, document in zip(partials, made.values(), strict=True):
+            with filling(partial) as stream:
+                stream.write(indented(document))
+    print("\n".join(f"{given.out / name}: written" for name in made))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ the protocol calls generated is made here. The digest of what was taken goes to 
 
 from stages import command
 from stages.corpora.sources import snapshot
-from stages.evidence.digests import whole_folder, write_json
+from stages.evidence.digests import filling, indented, replacing
 from stages.layout import RAW, SOURCES
 from stages.protocol import read
 
@@ -16,11 +16,13 @@ from stages.protocol import read
 def main() -> None:
     command.parser("stages.sources", __doc__).parse_args()
     params, protocol = read()
-    with whole_folder(RAW) as folder:
+    with replacing(RAW, SOURCES) as (folder, record):
+        folder.mkdir()
         taken = snapshot(protocol, params.mirror_path, folder)
+        with filling(record) as stream:
+            stream.write(indented(taken))
     for name, source in taken.items():
         print(f"{name}: {source['source']}, revision {source['revision']}, sha256 {source['sha256']}")
-    write_json(SOURCES, taken)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The socket by which a container reaches Nodus: here, to commit what it wrote to a volume."""
 
+import os
 import re
 import shutil
 import socketserver
-import tempfile
 import threading
 from pathlib import Path
 
@@ -14,8 +14,10 @@ from emulators.nodus.store import Object, now
 class Runtime:
     def __init__(self, house: House, project: str, mounts: Path):
         self.house, self.project, self.mounts = house, project, mounts
-        # A socket's path may have 107 bytes, which a user's folders soon exceed.
-        self.path = Path(tempfile.mkdtemp(prefix="nodus-")) / "api.sock"
+        # A socket's path may have 107 bytes, which a user's folders soon exceed; by way of this process's descriptor
+        # any of them is short, and the socket goes with the attempt's own folder.
+        self.folder = os.open(mounts.parent, os.O_PATH | os.O_DIRECTORY)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self.folder}/api.sock")
         commit = self.commit
 
         class Handler(socketserver.StreamRequestHandler):
@@ -41,4 +43,5 @@ class Runtime:
     def stop(self) -> None:
         self.server.shutdown()
         self.server.server_close()
-        shutil.rmtree(self.path.parent, ignore_errors=True)
+        self.path.unlink(missing_ok=True)
+        os.close(self.folder)

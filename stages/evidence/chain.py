@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.command import ParityError
-from stages.evidence.digests import canonical, parse_json
+from stages.evidence.digests import canonical, named, parse_json
 from stages.validation import Frozen, validate
 
 START = "0" * 64  # what the first line is chained to
@@ -66,12 +66,15 @@ def append(file: Path, event: str, attempt: str, **values: Any) -> None:
         previous = line.chain
     record = {"event": event, "id": attempt, "at": datetime.now(UTC).isoformat(), "values": values}
     new = not file.exists()
-    with file.open("ab+") as stream:
-        stream.seek(0)
-        stream.truncate(stream.read().rfind(b"\n") + 1)
-        stream.write(canonical(record | {"chain": link(previous, record)}) + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with file.open("ab+") as stream:
+            stream.seek(0)
+            stream.truncate(stream.read().rfind(b"\n") + 1)
+            stream.write(canonical(record | {"chain": link(previous, record)}) + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise named(error, {file: file}) from error
     if new:
         directory = os.open(file.parent, os.O_RDONLY)
         os.fsync(directory)

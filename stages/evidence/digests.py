@@ -1,9 +1,11 @@
 """Digests and the writing of files that carry them: canonical JSON, whole or not at all."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,45 +38,104 @@ def sha256_tree(root: Path, paths: Iterable[str]) -> str:
     return sha256_json({str(file.relative_to(root)): sha256_file(file) for file in sorted(found)})
 
 
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """A stream to `path` that appears there complete or, after any error, not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+def discard(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sweep(path: Path) -> None:
+    """Remove what processes since killed have left of `path`: half-made successors, and predecessors put aside."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        owner = re.fullmatch(r"\.([0-9]+)\.(partial|old)", stale.name.removeprefix(f".{path.name}"))
+        if owner and (int(owner[1]) == os.getpid() or not Path(f"/proc/{owner[1]}").exists()):
+            discard(stale)
+
+
+def swap(partial: Path, path: Path) -> None:
+    """Put `partial` in the place of `path`. A folder there is put aside first, and back where that fails."""
+    if not path.is_dir() and not path.is_symlink():
+        partial.replace(path)
+        return
+    aside = partial.with_suffix(".old")
     try:
-        with partial.open("wb") as stream:
+        path.replace(aside)
+        partial.replace(path)
+    except BaseException:
+        if aside.exists() and not path.exists():
+            aside.replace(path)
+        raise
+    discard(aside)
+
+
+def named(error: OSError, places: Mapping[Path, Path]) -> OSError:
+    """The same error with the name that the user knows, where it has a partial file's or, of a failed write, none."""
+    at = error.filename2 or error.filename
+    for partial, path in places.items():
+        if error.errno and (Path(at).is_relative_to(partial) if at else len(places) == 1):
+            return type(error)(error.errno, error.strerror, str(path))
+    return error
+
+
+@contextlib.contextmanager
+def replacing(*paths: Path) -> Iterator[list[Path]]:
+    """Where to make the successors of `paths`, files or folders. They take their places together when the block ends.
+
+    After any error `paths` are as they were, and what was made is gone; after a kill, the next writer removes it.
+    """
+    places = {path.with_name(f".{path.name}.{os.getpid()}.partial"): path for path in paths}
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sweep(path)
+        yield list(places)
+        for partial, path in places.items():
+            swap(partial, path)
+    except OSError as error:
+        raise named(error, places) from error
+    finally:
+        for partial in places:
+            with contextlib.suppress(OSError):  # on a disk that takes no writes there is nothing to remove
+                discard(partial)
+
+
+@contextlib.contextmanager
+def filling(path: Path) -> Iterator[BinaryIO]:
+    """A stream to `path` that is on disk when the block ends."""
+    try:
+        with path.open("wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(path)
     except OSError as error:
-        # A failed write() knows no file name; the user needs one.
-        raise type(error)(error.errno, error.strerror, str(path)) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        raise named(error, {path: path}) from error
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A stream to `path` that appears there complete or, after any error, not at all."""
+    with replacing(path) as (partial,), filling(partial) as stream:
+        yield stream
 
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to fill that replaces `path` when the block ends, and is gone after any error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with replacing(path) as (partial,):
+        partial.mkdir()
         yield partial
-        if path.is_dir():
-            shutil.rmtree(path)
-        partial.replace(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+
+
+def indented(value: Any) -> bytes:
+    """JSON with sorted keys, for people and for git."""
+    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Indented JSON with sorted keys, for people and for git."""
-    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with whole(path) as stream:
-        stream.write(text.encode())
+        stream.write(indented(value))
 
 
 def refuse_constant(token: str) -> Any:

@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import os
 import pkgutil
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -19,10 +18,9 @@ import platformdirs
 from pydantic import Field
 
 from stages.command import ParityError
-from stages.evidence.digests import read_json, write_json
-from stages.jobs import Job, verify, write_job
+from stages.evidence.digests import discard, read_json, write_json
+from stages.jobs import MANIFEST, Job, verify, write_job
 from stages.platforms.common.lock import locked
-from stages.platforms.common.shield import interruptible
 from stages.validation import Frozen, shown, validate
 
 HANDLE = "handle.json"
@@ -235,7 +233,7 @@ def follow(platform: Platform, context: Context, handle: Handle, folder: Path) -
         platform.fetch(handle, folder, out)
         verify(out, handle.job)
     except ParityError as error:
-        shutil.rmtree(out, ignore_errors=True)  # so that the next run fetches or makes it anew
+        drop(out)  # so that the next run fetches or makes it anew
         book(platform, context, handle, folder, error)
         raise
     return out
@@ -252,6 +250,12 @@ def first_verified(handle: Handle, folder: Path, taken_up: bool) -> dict[str, An
     return dict(read_json(path))
 
 
+def drop(out: Path) -> None:
+    """Remove an output folder, its manifest first: what a kill leaves of it is then no result."""
+    (out / MANIFEST).unlink(missing_ok=True)
+    discard(out)
+
+
 @contextlib.contextmanager
 def run(
     name: str, settings: Any, context: Context, job: Job, inputs: list[Path], model: Path | None, state: Path
@@ -263,7 +267,7 @@ def run(
     """
     platform: Platform = load(name).Platform(settings, context)
     folder = state / name / job.id
-    with locked(folder), interruptible():
+    with locked(folder):
         write_job(job, folder / "job", inputs, model)
         path = folder / HANDLE
         taken_up = path.is_file()
@@ -278,8 +282,9 @@ def run(
         if platform.paid:
             context.settle(job, receipt)
         yield Delivery(out, receipt, **clock)
+        drop(out)
         # A paid job's handle finds its output again, and its bill where that comes late.
         kept = {HANDLE, DELIVERED, "job"} if platform.paid else set()
         for path in folder.iterdir():
             if path.name not in kept:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                discard(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.command import ParityError, die_with_parent
-from stages.evidence.digests import canonical, parse_json
+from stages.evidence.digests import canonical, parse_json, whole
 from stages.jobs import MANIFEST, PROJECT, Job
 from stages.platforms import Attempt, Context, Handle, Receipt, now
 from stages.platforms.common.process import stop
@@ -82,8 +82,10 @@ def attempts(events: list[dict[str, Any]]) -> list[Attempt]:
 
 def note(folder: Path, **event: Any) -> None:
     """Put an event on the job's record of attempts."""
-    with (folder / ATTEMPTS).open("ab") as stream:
-        stream.write(canonical({"at": now(), **event}) + b"\n")
+    path = folder / ATTEMPTS
+    before = path.read_bytes() if path.is_file() else b""
+    with whole(path) as stream:
+        stream.write(before + canonical({"at": now(), **event}) + b"\n")
 
 
 def ended_badly(status: int, folder: Path) -> str:

@@ -1,0 +1,243 @@
+"""Promise: after a kill at any moment the same command ends as if nothing had been, and nothing is left of the kill.
+
+Most points are deterministic: the n-th file that a process is about to touch, n drawn from a seed.
+"""
+
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from stages.evidence import ledger
+from tests.conftest import ROOT
+from tests.faults.kit import HOOK, Place, Point, interrupted, picture, points
+
+JOB_OUTPUTS = {
+    "train": ("data/models/pretrain", "metrics/pretrain/loss.csv", "metrics/pretrain/train.json"),
+    "evaluate": ("data/predictions/pretrain/evaluate.jsonl", "metrics/pretrain/evaluate.json"),
+}
+STAGES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "check": (["stages.check"], ("data/inputs/SHA256SUMS",)),
+    "sources": (["stages.sources"], ("data/raw", "metrics/sources.json")),
+    "prepare": (["stages.prepare", "sft"], ("data/inputs/sft-train.jsonl", "data/inputs/sft-test.jsonl")),
+    "gate": (["stages.gate", "pretrain"], ("metrics/pretrain/gate.json",)),
+    "report": (["stages.report"], ("metrics/report.html",)),
+    **{name: ([f"stages.{name}", "pretrain"], outputs) for name, outputs in JOB_OUTPUTS.items()},
+}
+
+
+class Undisturbed(NamedTuple):
+    """What a stage left that nobody disturbed, how many files its processes touched, and how long it took."""
+
+    picture: dict[str, Any]
+    touches: dict[str, int]  # by module, after DVC's removal of the outputs
+    over: int  # by the stage, with the outputs of an earlier run there
+    seconds: float
+
+
+class Runs:
+    """The undisturbed run of each stage, made when it is first asked for."""
+
+    def __init__(self, project: Path, folder: Path):
+        self.project, self.folder, self.known = project, folder, dict[str, Undisturbed]()
+
+    def __getitem__(self, name: str) -> Undisturbed:
+        if name not in self.known:
+            self.known[name] = self.run(name)
+        return self.known[name]
+
+    def run(self, name: str) -> Undisturbed:
+        command, outputs = STAGES[name]
+        touches, started = {}, time.monotonic()
+        for module in (command[0], "stages.worker") if name in JOB_OUTPUTS else command[:1]:
+            clear(self.project, outputs)
+            touches[module] = self.count(name, module)
+        seconds = (time.monotonic() - started) / len(touches)
+        over = touches[module] if name in JOB_OUTPUTS else self.count(name, module)
+        return Undisturbed(picture(self.project, *outputs), touches, over, seconds)
+
+    def count(self, name: str, module: str) -> int:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            place = Place(Path(folder), self.project)
+            done = place.run(place.armed(module), "-m", *STAGES[name][0])
+            assert done.returncode == 0, done.stderr
+            assert place.left() == []
+            return place.touches()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = Runs(small, tmp_path_factory.mktemp("undisturbed"))
+    for name in JOB_OUTPUTS:  # in their order: what is evaluated is what was trained
+        runs[name]
+    return runs
+
+
+@pytest.fixture(scope="module")
+def light(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(small, tmp_path_factory.mktemp("light"))
+
+
+def clear(project: Path, names: tuple[str, ...]) -> None:
+    """Remove a stage's outputs, as DVC does before it runs one."""
+    for name in names:
+        shutil.rmtree(project / name) if (project / name).is_dir() else (project / name).unlink(missing_ok=True)
+
+
+def ends_as(expected: Undisturbed, name: str, place: Place) -> None:
+    """Hold what the kill left against the end state, run the command again, and hold what that leaves against it."""
+    command, outputs = STAGES[name]
+    assert place.quiet(), place.processes()
+    there = [output for output in outputs if (place.project / output).exists()]
+    found = picture(place.project, *there)
+    assert found == {
+        path: value
+        for path, value in expected.picture.items()
+        if any(path.endswith(o) or f"{o}/" in path for o in there)
+    }
+    again = place.run(place.environment, "-m", *command)
+    assert again.returncode == 0, again.stderr
+    assert picture(place.project, *outputs) == expected.picture
+    assert place.quiet(), place.processes()
+    assert place.left() == []
+
+
+LIGHT_POINTS = [
+    *points("check", 4),
+    *points("sources", 10, sample=(4, 9)),
+    *points("prepare", 8, sample=(5,)),
+    *points("gate", 4),
+    *points("report", 4, sample=(2,)),
+]
+
+
+@pytest.mark.parametrize("point", LIGHT_POINTS)
+def test_a_stage_killed_at_a_file(point: Point, small: Path, light: Runs, tmp_path: Path) -> None:
+    expected, (command, outputs) = light[point.name], STAGES[point.name]
+    fresh = point.n % 4 < 2
+    if fresh:
+        clear(small, outputs)
+    place = Place(tmp_path, small)
+    at = point.among(expected.touches[command[0]] if fresh else expected.over)
+    killed = place.run(place.armed(command[0], at, point.signal), "-m", *command)
+    interrupted(killed, point.signal)
+    ends_as(expected, point.name, place)
+
+
+@pytest.mark.parametrize("point", [*points("train", 6, sample=(4,)), *points("evaluate", 4)])
+def test_a_submit_side_killed_at_a_file_takes_its_worker_along(
+    point: Point, small: Path, undisturbed: Runs, tmp_path: Path
+) -> None:
+    expected, (command, outputs) = undisturbed[point.name], STAGES[point.name]
+    clear(small, outputs)
+    place = Place(tmp_path, small)
+    at = point.among(expected.touches[command[0]])
+    killed = place.run(place.armed(command[0], at, point.signal), "-m", *command)
+    interrupted(killed, point.signal)
+    ends_as(expected, point.name, place)
+
+
+@pytest.mark.parametrize("point", [*points("train worker", 6), *points("evaluate worker", 4)])
+def test_a_worker_killed_at_a_file_is_an_error_of_its_stage(
+    point: Point, small: Path, undisturbed: Runs, tmp_path: Path
+) -> None:
+    name = point.name.split()[0]
+    expected, (command, outputs) = undisturbed[name], STAGES[name]
+    clear(small, outputs)
+    place = Place(tmp_path, small)
+    at = point.among(expected.touches["stages.worker"])
+    failed = place.run(place.armed("stages.worker", at, point.signal), "-m", *command)
+    assert failed.returncode == 1, failed.stderr
+    assert "Traceback" not in failed.stdout + failed.stderr, failed.stderr
+    how = "was ended by SIGKILL" if point.signal == signal.SIGKILL else "ended with exit code 130"
+    assert failed.stderr.strip().splitlines()[-1].startswith(f"error: the worker {how}")
+    assert not any((small / output).exists() for output in outputs)
+    ends_as(expected, name, place)
+
+
+@pytest.mark.parametrize("point", [*points("train in time", 4), *points("evaluate in time", 2)])
+def test_a_job_killed_at_a_moment_between_files(point: Point, small: Path, undisturbed: Runs, tmp_path: Path) -> None:
+    """Where the work is: in imports and steps. A run that was over before its moment is run again all the same."""
+    name = point.name.split()[0]
+    expected, (command, outputs) = undisturbed[name], STAGES[name]
+    clear(small, outputs)
+    place = Place(tmp_path, small)
+    child = place.start(place.environment, "-m", *command)
+    time.sleep(0.5 + point.fraction * (expected.seconds - 0.5))
+    child.send_signal(point.signal)
+    _, errors = child.communicate()
+    assert child.returncode in (0, -signal.SIGKILL if point.signal == signal.SIGKILL else 130), errors
+    assert "Traceback" not in errors, errors
+    ends_as(expected, name, place)
+
+
+# The ledger.
+
+SPEND = """
+import sys
+from decimal import Decimal
+from stages import command
+from stages.evidence import ledger
+from stages.protocol import Campaign
+
+BUDGET = Campaign(name="default", authorization_usd="900.00", cap_usd="1.00", reserve_usd="1.00")
+
+def main():
+    for n in range(6):
+        attempt = ledger.reserve(
+            BUDGET, job=f"{n:064x}", platform="nodus", task="sft", stage="train", amount=Decimal("1.00")
+        )
+        print("reserved", attempt, flush=True)
+        ledger.settle("default", attempt, role="failed", charge_usd=Decimal("0.10"), final=True)
+        print("settled", attempt, flush=True)
+
+command.run(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def spending(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A folder with a program that spends and the hook, and how many files it touches."""
+    folder = tmp_path_factory.mktemp("spending")
+    (folder / "spend.py").write_text(SPEND)
+    (folder / "sitecustomize.py").write_text(HOOK)
+    place = Place(folder / "undisturbed", folder)
+    done = spend(place, place.armed("spend"))
+    assert done.returncode == 0, done.stderr
+    assert place.temporary.is_dir()
+    return folder, place.touches()
+
+
+def spend(place: Place, environment: dict[str, str]) -> Any:
+    return place.run(environment | {"PYTHONPATH": f"{place.project}:{ROOT}"}, "-m", "spend")
+
+
+@pytest.mark.parametrize("point", points("ledger", 16, sample=(3, 6, 9, 12)))
+def test_a_ledger_loses_nothing_acknowledged_and_holds_nothing_that_cannot_be_cleared(
+    point: Point, spending: tuple[Path, int], tmp_path: Path
+) -> None:
+    project, touches = spending
+    place = Place(tmp_path, project)
+    killed = spend(place, place.armed("spend", point.among(touches), point.signal))
+    interrupted(killed, point.signal)
+    said = [line.split() for line in killed.stdout.splitlines()]
+    reserved, settled = ([attempt for what, attempt in said if what == word] for word in ("reserved", "settled"))
+    found = {entry.id: entry for entry in ledger.entries("default", place.state)}
+    assert set(reserved) <= set(found)
+    assert all(found[attempt].final for attempt in settled)
+    unknown = [entry.id for entry in found.values() if not entry.final]
+    assert len(unknown) <= 1
+    assert list(ledger.reconcile("default", lambda entry: None, place.state)) == unknown
+    again = spend(place, place.environment)
+    assert again.returncode == 0, again.stderr
+    after = ledger.entries("default", place.state)
+    assert [entry.id for entry in after[: len(found)]] == list(found)
+    assert len(after) == len(found) + 6
+    assert all(entry.final for entry in after)
+    names = {path.name for path in place.state.rglob("*") if path.is_file()}
+    assert names == {"default.jsonl", "default.lock"}
+    assert list(place.temporary.iterdir()) == []
