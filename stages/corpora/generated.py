@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stages.evidence.digests import filling
 from stages.protocol import Architecture, Corpus
 
 T = TypeVar("T")
@@ -169,7 +170,8 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
     import pyarrow.parquet as pq
 
     for split, rows in CORPORA[corpus.id](int(corpus.revision)).items():
-        pq.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+        with filling(folder / f"{split}.parquet") as stream:
+            pq.write_table(pa.Table.from_pylist(rows), stream)
 
 
 def texts(corpora: Sequence[Corpus]) -> Iterator[str]:
