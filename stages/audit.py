@@ -25,14 +25,17 @@ def audit(names: list[str]) -> Iterator[tuple[str, Line]]:
     """Every line of every run; a document too damaged for a check is a difference of its own."""
     with Objects() as objects:
         for name, files in locate(names, objects).items():
-            run = Audited(name, files)
-            for check in CHECKS:
-                try:
-                    yield from ((name, line) for line in check(run))
-                except (KeyError, TypeError, AttributeError, ValueError, ParityError) as error:
-                    found = f"{type(error).__name__}: {error}"
-                    yield name, Line(check.__name__.removeprefix("check_"), "differs", "readable documents", found)
-            yield from ((name, line) for line in run.broken)
+            yield from ((name, line) for line in checked(Audited(name, files)))
+
+
+def checked(run: Audited) -> Iterator[Line]:
+    for check in CHECKS:
+        try:
+            yield from check(run)
+        except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, ParityError) as error:
+            found = f"{type(error).__name__}: {error}"
+            yield Line(check.__name__.removeprefix("check_"), "differs", "readable documents", found)
+    yield from run.broken
 
 
 def leaves(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:

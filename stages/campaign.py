@@ -21,12 +21,11 @@ from stages.command import ParityError
 from stages.comparison.runs import CAMPAIGN
 from stages.comparison.view import Table, campaign_table
 from stages.evidence import ledger
-from stages.evidence.digests import read_json, write_json
+from stages.evidence.digests import write_json
 from stages.evidence.ledger import Account, Entry, Totals
 from stages.platforms import ENDED, HANDLE, Handle, Receipt
 from stages.platforms.common.lock import locked
 from stages.protocol import Params, read_params
-from stages.validation import validate
 
 ROLES = [role for role in get_args(ledger.Role) if role != "in_flight"]
 
@@ -68,7 +67,7 @@ def find(platform: platforms.Platform, entry: Entry, job: str, folder: Path) -> 
     """The handle of an attempt's job: on disk, or, where its process was killed before that, by asking the platform."""
     for path in (folder / HANDLE, folder / ENDED):
         if path.is_file():
-            return validate(Handle, read_json(path), path)
+            return platforms.read_handle(path)
     reference = platform.find(job)
     if reference is None:
         return None

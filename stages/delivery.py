@@ -11,9 +11,10 @@ from typing import Any
 
 from stages import command, layout, platforms
 from stages.command import ParityError, Task
+from stages.corpora.hub import check_snapshot
 from stages.evidence import ledger
-from stages.evidence.digests import filling, indented, read_json, replacing, sha256_json
-from stages.jobs import Job, build
+from stages.evidence.digests import filling, indented, replacing, sha256_json
+from stages.jobs import Job, Result, build, read_manifest, read_result
 from stages.platforms import Delivery
 from stages.platforms.common.process import rehearsal
 from stages.protocol import Params, Protocol, read_params, read_protocol
@@ -22,8 +23,19 @@ BOUNDLESS = "999999999.00"
 
 
 def base_model(protocol: Protocol) -> Path | None:
-    """The generated base model's folder; None for one that the worker takes from the hub or a mirror."""
-    return layout.RAW / protocol.model.id if protocol.model.source == "generated" else None
+    """The generated base model's folder, as it was made; None for one that the worker fetches."""
+    if protocol.model.source != "generated":
+        return None
+    check_snapshot(protocol.model.id)
+    return layout.RAW / protocol.model.id
+
+
+def check_pins(protocol: Protocol, task: Task, job: Job) -> None:
+    """Refuse inputs other than the protocol's own: a cache may have given back something else than it was given."""
+    pins = getattr(protocol.inputs, task)
+    for name, pin in zip(layout.input_names(task), (pins.train, pins.test), strict=True):
+        if (found := job.inputs.get(name, pin.sha256)) != pin.sha256:
+            raise ParityError(f"{layout.INPUTS / name}: sha256 {found}, the protocol pins {pin.sha256}; {layout.HEAL}")
 
 
 def git(*arguments: str) -> str | None:
@@ -47,9 +59,9 @@ def place(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, result: dict[str, Any]) -> dict[str, Any]:
+def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, result: Result) -> dict[str, Any]:
     """The record of one run: what was asked, by which code, where it ran, what came back, what it cost."""
-    manifest = read_json(delivery.out / "manifest.json")
+    manifest = read_manifest(delivery.out, job.id)
     status = git("status", "--porcelain", "--", "stages", "protocols")
     return {
         "version": 1,
@@ -58,17 +70,17 @@ def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, resul
         "commit": git("rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),
         "job": {"id": job.id, **job.model_dump(mode="json", by_alias=True)},
-        "device": result["device"],
-        "environment": result["environment"],
-        "training_tokens_sha256": result.get("training_tokens_sha256"),
-        "model_weights_sha256": result.get("model_weights_sha256"),
-        "output": manifest["files"],
+        "device": result.device,
+        "environment": result.environment,
+        "training_tokens_sha256": result.training_tokens_sha256,
+        "model_weights_sha256": result.model_weights_sha256,
+        "output": {name: entry.model_dump() for name, entry in manifest.files.items()},
         "timings": {
             "submitted_utc": delivery.submitted_utc,
-            "worker_started_utc": result["started_utc"],
-            "worker_finished_utc": result["finished_utc"],
+            "worker_started_utc": result.started_utc,
+            "worker_finished_utc": result.finished_utc,
             "verified_utc": delivery.verified_utc,
-            "worker_seconds": result["worker_seconds"],
+            "worker_seconds": result.worker_seconds,
             "delivery_seconds": delivery.seconds,
             "delivery_clock": "submission to verified output, by the submitting machine's wall clock",
             "taken_up": delivery.taken_up,
@@ -77,9 +89,9 @@ def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, resul
     }
 
 
-def metrics(result: dict[str, Any], delivery: Delivery) -> dict[str, Any]:
+def metrics(result: Result, delivery: Delivery) -> dict[str, Any]:
     """The stage's metrics file; a charge stands there only where the platform made a final one."""
-    found: dict[str, Any] = result["metrics"] | {"delivery_seconds": delivery.seconds}
+    found: dict[str, Any] = result.metrics | {"delivery_seconds": delivery.seconds}
     if delivery.receipt.charge_usd is not None and delivery.receipt.final:
         found["charge_usd"] = float(delivery.receipt.charge_usd)
     return found
@@ -140,6 +152,7 @@ def deliver(
     # A baseline is scored once; training and what follows it have as many attempts as the user wants.
     repeat = 1 if stage == "baseline" else params.repeat
     job = build(protocol, task, inputs=inputs, model=model, seed=seed, repeat=repeat)
+    check_pins(protocol, task, job)
     print(f"{stage} {task}: job {job.id:.12} on {params.platform}", flush=True)
     rehearsed = params.rehearse and params.platform != "local"
     state = platforms.state_folder() / "rehearsal" if rehearsed else platforms.state_folder()
@@ -149,7 +162,7 @@ def deliver(
             stack.enter_context(rehearsal(params.platform, state / f"{params.platform}-emulator", params.mirror_path))
         run = platforms.run(params.platform, settings, context, job, inputs, model, state)
         delivery = stack.enter_context(run)
-        result = read_json(delivery.out / "result.json")
+        result = read_result(delivery.out)
         record = evidence(protocol, stage, job, delivery, result) | {"rehearsal": rehearsed}
         documents = {layout.metrics(task, stage): metrics(result, delivery), layout.evidence(task, stage): record}
         with replacing(*outputs.values(), *documents) as partials:

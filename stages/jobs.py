@@ -8,15 +8,16 @@ Out: `result.json`, `predictions.jsonl` or `log_history.csv` and `model/`, and l
 digest of the worker's code, so the same id means the same work wherever it is done.
 """
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stages.command import ParityError, Task
+from stages.command import ParityError, Task, explain
 from stages.evidence.digests import canonical, read_json, read_rows, sha256_file, sha256_json, sha256_tree, whole
 from stages.protocol import (
     Architecture,
@@ -29,12 +30,13 @@ from stages.protocol import (
     Stack,
     WindowScorer,
 )
-from stages.validation import Frozen, Name, RepoId, Sha256, validate
+from stages.validation import Frozen, Moment, Name, RepoId, Seconds, Sha256, first_line, validate
 
 # What a platform ships, and what the job id covers.
 WORKER_CODE = (
     "stages/__init__.py",
     "stages/command.py",
+    "stages/layout.py",
     "stages/protocol.py",
     "stages/validation.py",
     "stages/jobs.py",
@@ -104,6 +106,21 @@ def model_files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise ParityError(f"{folder}: no such folder; run the stage that makes it first")
     return {path.name: path for path in sorted(folder.iterdir()) if path.suffix in MODEL_SUFFIXES and path.is_file()}
+
+
+@contextlib.contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """What the libraries raise over a model's files, of which each has its own kinds, becomes one line."""
+    try:
+        yield
+    except (KeyboardInterrupt, ParityError, MemoryError):
+        raise
+    except BaseException as error:  # a panic of the libraries' Rust is no Exception
+        if explain(error):  # a full disk, say
+            raise
+        raise ParityError(
+            f"{folder}: the model cannot be loaded: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def job_model(model: Model, folder: Path | None) -> JobModel:
@@ -192,6 +209,25 @@ def read_job(folder: Path) -> Job:
     return job
 
 
+class Result(Frozen):
+    """What the worker says of a job that it has done: `result.json`."""
+
+    version: Literal[1]
+    job: Sha256
+    device: str
+    environment: dict[str, Any]
+    metrics: dict[str, int | float]
+    started_utc: Moment
+    finished_utc: Moment
+    worker_seconds: Seconds
+    training_tokens_sha256: Sha256 | None = None
+    model_weights_sha256: Sha256 | None = None
+
+
+def read_result(folder: Path) -> Result:
+    return validate(Result, read_json(folder / "result.json"), folder / "result.json")
+
+
 class Entry(Frozen):
     bytes: int = Field(ge=0)
     sha256: Sha256
@@ -204,6 +240,7 @@ class Manifest(Frozen):
 
 
 MANIFEST = "manifest.json"
+MOST_FILES = 10_000  # of an output
 
 
 # Names that Windows takes for devices, whatever their suffix.
@@ -213,7 +250,14 @@ DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt")
 def safe(path: str) -> bool:
     """Whether a manifest's path stays in its folder on any system: relative, plain, in its shortest form."""
     pure = PurePosixPath(path)
-    if not path or not path.isprintable() or set(path) & set('\\:*?"<>|') or str(pure) != path or path == MANIFEST:
+    if (
+        not path
+        or len(path) > 255
+        or not path.isprintable()
+        or set(path) & set('\\:*?"<>|')
+        or str(pure) != path
+        or path == MANIFEST
+    ):
         return False
     parts = [part for part in pure.parts if part.rstrip(" .") == part and part.split(".")[0].casefold() not in DEVICES]
     return not pure.is_absolute() and bool(parts) and len(parts) == len(pure.parts)
@@ -236,6 +280,8 @@ def read_manifest(folder: Path, job_id: str) -> Manifest:
     manifest = validate(Manifest, read_json(path), path)
     if manifest.job != job_id:
         raise ParityError(f"{path}: output of job {manifest.job:.12}, expected {job_id:.12}")
+    if len(manifest.files) > MOST_FILES:
+        raise ParityError(f"{path}: more than {MOST_FILES} files")
     if bad := [name for name in manifest.files if not safe(name)]:
         raise ParityError(f"{path}: {bad[0]!r:.80} is no plain path inside the output folder")
     if len({name.casefold() for name in manifest.files}) != len(manifest.files):

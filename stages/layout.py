@@ -8,6 +8,9 @@ RAW = Path("data/raw")
 INPUTS = Path("data/inputs")
 SOURCES = Path("metrics/sources.json")
 
+# What to type where a file is not what its digest says: DVC takes a file of its cache on trust.
+HEAL = "`python -m stages.cache --drop`, then `dvc pull` or `dvc repro`"
+
 
 def input_names(task: Task) -> tuple[str, str]:
     """File names of a task's train and test rows."""

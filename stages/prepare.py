@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stages import command
 from stages.command import ParityError, Task
+from stages.corpora.hub import check_snapshot
 from stages.corpora.rows import prepared_rows
 from stages.evidence.digests import filling, replacing
 from stages.layout import INPUTS, RAW, input_names
@@ -40,6 +41,7 @@ def main() -> None:
     command.add_task(arguments)
     task = arguments.parse_args().task
     _, protocol = read()
+    check_snapshot(getattr(protocol.corpora, task).id)
     prepare(protocol, task, RAW, INPUTS)
     for name, pin in zip(input_names(task), getattr(protocol.inputs, task), strict=True):
         print(f"{INPUTS / name}: {pin[1].rows} rows, sha256 {pin[1].sha256}")

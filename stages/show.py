@@ -6,11 +6,14 @@ python -m stages.show
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stages import command, layout
 from stages.command import Task
+from stages.comparison.records import Evidence, Gates, Metrics
 from stages.evidence.digests import read_json
+from stages.validation import validate
 
 # Label, metric, decimals; the columns are the base model and the trained one.
 QUALITY = {
@@ -32,28 +35,40 @@ def number(values: dict[str, Any], key: str, decimals: int) -> str:
 
 
 def add_task(table: Table, task: Task) -> None:
-    stages = ("baseline", "train", "evaluate", "gate")
-    baseline, train, final, gates = (read_json(layout.metrics(task, stage)) for stage in stages)
+    paths = [layout.metrics(task, stage) for stage in ("baseline", "train", "evaluate")]
+    baseline, train, final = (validate(Metrics, read_json(path), path).root for path in paths)
+    gates = validate(Gates, read_json(layout.metrics(task, "gate")), layout.metrics(task, "gate")).root
     for label, key, decimals in QUALITY[task]:
         table.add_row(task, label, number(baseline, key, decimals), number(final, key, decimals))
     for label, key, decimals in RUN:
         table.add_row(task, label, "", number(train, key, decimals))
     for name, gate in gates.items():
-        verdict = "[green]met[/]" if gate["passed"] else "[bold red]FAILED[/]"
-        table.add_row(task, f"gate {name} ({gate['threshold']:.4g})", "", f"{gate['value']:.4f} {verdict}")
+        verdict = "[green]met[/]" if gate.passed else "[bold red]FAILED[/]"
+        table.add_row(task, f"gate {escape(name)} ({gate.threshold:.4g})", "", f"{gate.value:.4f} {verdict}")
     table.add_section()
 
 
-def main() -> None:
-    command.parser("stages.show", __doc__).parse_args()
-    record = read_json(layout.evidence("sft", "train"))
-    title = f"{record['protocol']['name']} on {record['receipt']['platform']}, seed {record['job']['training']['seed']}"
-    table = Table("task", "metric", "base", "trained", title=title)
+def title() -> str:
+    """What ran, where, with which seed."""
+    path = layout.evidence("sft", "train")
+    record = validate(Evidence, read_json(path), path)
+    platform = record.receipt.platform if record.receipt else "unknown"
+    seed = record.job.training.seed if record.job.training else "unknown"
+    return f"{record.protocol.name} on {platform}, seed {seed}"
+
+
+def build() -> Table:
+    table = Table("task", "metric", "base", "trained", title=escape(title()))
     for column in table.columns[2:]:
         column.justify = "right"
     for task in command.TASKS:
         add_task(table, task)
-    Console().print(table)
+    return table
+
+
+def main() -> None:
+    command.parser("stages.show", __doc__).parse_args()
+    Console().print(build())
 
 
 if __name__ == "__main__":

@@ -2,19 +2,43 @@
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from stages.command import ParityError
+from stages.evidence.digests import bounded
 
+MOST_YAML = 256 << 10  # bytes of one document: seconds for the reader, and many times our longest
+# What PyYAML lets out beside its own errors, where a value does not fit its tag.
+BESIDE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+MOST_SHOWN = 5  # problems of one document that are named; the rest are counted
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="64 lower-case hex digits")]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Usd = Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,8})?$", description='USD in quotes, such as "1.00"')]
+# What was charged, as a bill or a sum of bills has it: any number of decimals, and negative where one was corrected.
+Charge = Annotated[str, Field(pattern=r"^-?[0-9]{1,12}(\.[0-9]{1,24})?$", description='USD as text, such as "0.104"')]
+
+
+def aware(text: str) -> str:
+    """A moment that can be ordered among others: ISO 8601 with its zone, far from where a calendar ends."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"found {shown(text)}, expected a date and time in ISO 8601") from None
+    if moment.tzinfo is None or not 1970 <= moment.year < 3000:
+        raise ValueError(f"found {shown(text)}, expected a date and time with its zone, of this millennium")
+    return text
+
+
+Moment = Annotated[str, AfterValidator(aware)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 # What becomes a path below data/ or a mirror: never absolute, never upwards.
 PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 RepoId = Annotated[str, Field(pattern=f"^{PART}/{PART}$", description="<owner>/<name>")]
@@ -41,6 +65,8 @@ Loader.add_implicit_resolver(
 def construct_mapping(loader: Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key that is no plain text", key.start_mark)
         if key.value in seen:
             raise yaml.constructor.ConstructorError(None, None, f"the key '{key.value}' stands twice", key.start_mark)
         seen.add(key.value)
@@ -52,18 +78,49 @@ Loader.add_constructor("tag:yaml.org,2002:map", construct_mapping)
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader)  # a SafeLoader
+        with path.open("rb") as stream:
+            return parse_yaml(stream.read(MOST_YAML + 1), path)
     except FileNotFoundError:
         raise ParityError(f"{path}: not found; run from the project's folder") from None
+
+
+def parse_yaml(content: bytes, source: object) -> dict[str, Any]:
+    """A YAML document of keys and values; raises ParityError, with its place in `source`, for anything else."""
+    if len(content) > MOST_YAML:
+        raise ParityError(f"{source}: more than {MOST_YAML} bytes, which no file of this project needs")
+    try:
+        data = yaml.load(content.decode(), Loader)  # a SafeLoader
     except UnicodeDecodeError as error:
-        raise ParityError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ParityError(f"{source}: not UTF-8 at byte {error.start}") from None
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # Beside its own errors, PyYAML lets out whatever its constructors meet in a value that does not fit its tag.
         mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ParityError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else str(source)
+        raise ParityError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or first_line(error)}") from None
+    try:
+        bounded(data)
+    except ValueError as error:
+        raise ParityError(f"{source}: {error}") from None
     if not isinstance(data, dict):
-        raise ParityError(f"{path}: found {shown(data)}, expected keys and values")
+        raise ParityError(f"{source}: found {shown(data)}, expected keys and values")
     return data
+
+
+def plain(amount: Decimal) -> str:
+    """Money as text without an exponent, which `str` gives to what is very small."""
+    return f"{amount:f}"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -74,13 +131,14 @@ def validate(model: type[M], data: object, source: object, at: tuple[str, ...] =
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = [describe(model, problem, at) for problem in error.errors()]
-        raise ParityError("; ".join(f"{source}: {problem}" for problem in problems)) from None
+        problems = [describe(model, problem, at) for problem in error.errors()[:MOST_SHOWN]]
+        more = [f"{error.error_count() - MOST_SHOWN} problems more"] if error.error_count() > MOST_SHOWN else []
+        raise ParityError("; ".join(f"{source}: {problem}" for problem in (*problems, *more))) from None
 
 
 def describe(model: type[BaseModel], problem: Mapping[str, Any], at: tuple[str, ...] = ()) -> str:
     loc = problem["loc"]
-    path = ".".join(str(part) for part in (*at, *loc)) or "top level"
+    path = ".".join(str(part) for part in (*at, *loc)).encode("unicode_escape").decode()[:200] or "top level"
     kind, found = problem["type"], shown(problem["input"])
     if kind == "extra_forbidden":
         return f"{path}: unknown key; allowed here: {', '.join(keys_at(model, loc[:-1]))}"

@@ -16,7 +16,7 @@ from typing import Any
 from stages import command
 from stages.command import ParityError
 from stages.evidence.digests import canonical, read_json, read_rows, sha256_file, whole, write_json
-from stages.jobs import ROW_KEYS, Job, read_job, write_manifest
+from stages.jobs import ROW_KEYS, Job, explained, read_job, write_manifest
 from stages.protocol import LabelScorer
 
 # Said before any library is imported: no hub behind our back, no forked tokenizer threads.
@@ -51,7 +51,8 @@ def model_folder(job: Job, folder: Path) -> Path:
 def check_architecture(job: Job, folder: Path) -> None:
     """Refuse a model whose config.json is not of the architecture that the protocol names, and plans with."""
     config = read_json(folder / "config.json")
-    rope = config.get("rope_parameters") or {}
+    if not isinstance(config, dict) or not isinstance(rope := config.get("rope_parameters") or {}, dict):
+        raise ParityError(f"{folder / 'config.json'}: no model's configuration")
     for key, expected in job.model.architecture.model_dump().items():
         found = config.get(key, rope.get(key))
         if found != expected:
@@ -65,16 +66,17 @@ def load_model(job: Job, folder: Path, dtype: str, device: str) -> tuple[Any, An
 
     check_architecture(job, folder)
     torch.backends.cuda.matmul.allow_tf32 = job.execution.tf32
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=getattr(torch, dtype),
-        attn_implementation=job.execution.attention,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return model.to(device), tokenizer
+    safe = {"trust_remote_code": False, "local_files_only": True}
+    with explained(folder):
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=job.execution.attention,
+            use_safetensors=True,
+            **safe,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+        return model.to(device), tokenizer
 
 
 def train_here(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """What DVC keeps of a run: the digests in `dvc.lock`, and the files themselves, in the workspace or in the cache."""
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
-
-import yaml
+from typing import Any, NamedTuple
 
 from stages.command import ParityError
 from stages.comparison.revisions import Files, Folder
-from stages.evidence.digests import parse_json
-from stages.validation import Loader
+from stages.evidence.digests import parse_document
+from stages.jobs import safe
+from stages.layout import HEAL
+from stages.validation import parse_yaml
+
+MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
 
 
 class Artifact(NamedTuple):
@@ -53,12 +56,37 @@ def locked(files: Files) -> Locked:
     if text is None:
         raise ParityError("no dvc.lock")
     try:
-        stages = yaml.load(text, Loader)["stages"]  # a SafeLoader
-        outs = {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+        lock = parse_yaml(text, "dvc.lock")
+        stages = lock["stages"]
+        outs = [(out["path"], out["md5"]) for stage in stages.values() for out in stage.get("outs", [])]
         deps = [(name, dep["path"], dep["md5"]) for name, stage in stages.items() for dep in stage.get("deps", [])]
-        return Locked(outs, [dep for dep in deps if dep[1] in outs])
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ParityError(f"dvc.lock: cannot be read: {error!r:.80}") from None
+    made = checked(outs, "dvc.lock")
+    own = [dep for dep in deps if isinstance(dep[1], str) and dep[1] in made]
+    checked([(path, md5) for _, path, md5 in own], "dvc.lock")
+    return Locked(made, own)
+
+
+def checked(found: Iterable[tuple[Any, Any]], source: str) -> dict[str, str]:
+    """Paths and MD5s that were read from `source`; raises ParityError for what is neither, or leaves the project."""
+    made = {}
+    for path, md5 in found:
+        if not isinstance(path, str) or not safe(path):
+            raise ParityError(f"{source}: {path!r:.80} is no plain path inside the project")
+        if not isinstance(md5, str) or not MD5.fullmatch(md5):
+            raise ParityError(f"{source}: {path:.80}: {md5!r:.80} is no MD5")
+        made[path] = md5
+    return made
+
+
+def listed(content: bytes, source: str) -> dict[str, str]:
+    """The files of a folder, as its object in DVC's cache or a remote lists them: path inside it -> MD5."""
+    try:
+        found = [(entry["relpath"], entry["md5"]) for entry in parse_document(content, source)]
+    except (KeyError, TypeError) as error:
+        raise ParityError(f"{source}: no list of files: {error!r:.80}; {HEAL}") from None
+    return checked(found, source)
 
 
 def folder_md5(folder: Path) -> str:
@@ -103,6 +131,5 @@ def artifacts(files: Files) -> Iterator[Artifact]:
             yield Artifact(f"{path}/", md5, own if isinstance(files, Folder) and own.is_dir() else None)
             continue
         yield Artifact(f"{path}/", md5, listing)
-        for entry in parse_json(listing.read_bytes()):
-            inner = f"{path}/{entry['relpath']}"
-            yield Artifact(inner, entry["md5"], place(files, inner, entry["md5"]))
+        for name, digest in listed(listing.read_bytes(), str(listing)).items():
+            yield Artifact(f"{path}/{name}", digest, place(files, f"{path}/{name}", digest))

@@ -8,14 +8,14 @@ from decimal import Decimal
 
 from stages import layout
 from stages.command import TASKS, ParityError, Task
-from stages.comparison.artifacts import locked, md5_found
+from stages.comparison.artifacts import cached, locked, md5_file, md5_found
 from stages.comparison.audited import Audited, Line, same, unknown
 from stages.comparison.booked import check_campaign
 from stages.comparison.gates import verdicts
 from stages.comparison.revisions import Files
 from stages.comparison.runs import GOOD_ENDINGS, protocol_digest
 from stages.evidence.digests import parse_json, sha256_json
-from stages.jobs import WORKER_CODE
+from stages.jobs import WORKER_CODE, safe
 from stages.scoring.metrics import OF_TASK
 
 SUMS = "reference/SHA256SUMS"
@@ -29,6 +29,8 @@ def check_reference(run: Audited) -> Iterator[Line]:
         yield unknown(SUMS, "no such file")
     for line in listed:
         digest, name = line.split("  ", 1)
+        if not safe(name):
+            raise ParityError(f"{SUMS}: {name!r:.80} is no plain path")
         content = run.files.read(f"reference/{name}")
         found = None if content is None else hashlib.sha256(content).hexdigest()
         yield same(f"reference/{name}", digest, found)
@@ -51,6 +53,17 @@ def check_lock(run: Audited) -> Iterator[Line]:
             yield unknown(artifact.path, "neither in the DVC cache nor in the workspace; `dvc fetch` may bring it")
         elif artifact.path.startswith("data/"):
             yield same(artifact.path, artifact.md5, md5_found(artifact))
+
+
+def check_cache(run: Audited) -> Iterator[Line]:
+    """DVC's cached objects against their names, which DVC itself takes on trust."""
+    for path, md5 in locked(run.files).outs.items() if run.files.read("dvc.lock") is not None else []:
+        if md5.endswith(".dir") and cached(md5).is_file():
+            yield same(f"{path}/ in DVC's cache", md5, f"{md5_file(cached(md5))}.dir")
+    for artifact in run.artifacts.values():
+        kept = cached(artifact.md5)
+        if artifact.found != kept and not artifact.md5.endswith(".dir") and kept.is_file():
+            yield same(f"{artifact.path} in DVC's cache", artifact.md5, md5_file(kept))
 
 
 def check_protocol(run: Audited) -> Iterator[Line]:
@@ -196,6 +209,7 @@ def check_gates(run: Audited) -> Iterator[Line]:
 
 CHECKS: tuple[Callable[[Audited], Iterable[Line]], ...] = (
     check_lock,
+    check_cache,
     check_protocol,
     check_inputs,
     check_jobs,

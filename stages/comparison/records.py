@@ -2,13 +2,32 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StrictBool, StrictFloat, StrictInt
 
 from stages.command import Task
 from stages.jobs import Entry
 from stages.platforms import Receipt
+from stages.validation import Moment, Seconds
 
 VERSION = 1
+
+
+class Metrics(RootModel[dict[str, StrictInt | StrictFloat]]):
+    """A stage's metrics file."""
+
+
+class Judgement(BaseModel):
+    """One gate's verdict as the stage `gate` wrote it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: StrictInt | StrictFloat
+    threshold: StrictInt | StrictFloat
+    passed: StrictBool
+
+
+class Gates(RootModel[dict[str, Judgement]]):
+    """A task's gate file."""
 
 
 class Known(BaseModel):
@@ -78,12 +97,12 @@ class Environment(Known):
 
 
 class Timings(Known):
-    submitted_utc: str | None = None
-    worker_started_utc: str | None = None
-    worker_finished_utc: str | None = None
-    verified_utc: str | None = None
-    worker_seconds: float | None = None
-    delivery_seconds: float | None = None
+    submitted_utc: Moment | None = None
+    worker_started_utc: Moment | None = None
+    worker_finished_utc: Moment | None = None
+    verified_utc: Moment | None = None
+    worker_seconds: Seconds | None = None
+    delivery_seconds: Seconds | None = None
     delivery_clock: str | None = None
 
 

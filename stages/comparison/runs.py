@@ -10,18 +10,17 @@ from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-import yaml
 from pydantic import BaseModel
 
 from stages import layout
 from stages.command import TASKS, ParityError, Task
-from stages.comparison.records import VERSION, Evidence
+from stages.comparison.records import VERSION, Evidence, Gates, Metrics
 from stages.comparison.revisions import PUBLISHED, WORKSPACE, Files, Objects, locate
-from stages.evidence.digests import parse_json, sha256_json
+from stages.evidence.digests import bounded, parse_json, sha256_json
 from stages.evidence.ledger import Account, Entry
 from stages.platforms import Attempt, Receipt, Segment
 from stages.protocol import Protocol
-from stages.validation import Loader, validate
+from stages.validation import parse_yaml, validate
 
 STAGES = ("baseline", "train", "evaluate")
 CAMPAIGN = "metrics/campaign.json"
@@ -203,13 +202,13 @@ class Reader:
             self.problems.append(f"{path}: not valid JSON: {error}")
             return None
 
-    def model(self, model: type[M], path: str, version: int) -> M | None:
-        """A versioned document; a newer one than this program knows is left unread, and that is said."""
+    def model(self, model: type[M], path: str, version: int | None = None) -> M | None:
+        """A document; one of a newer version than this program knows is left unread, and that is said."""
         data = self.json(path)
         if data is None:
             return None
         found = data.get("version") if isinstance(data, dict) else None
-        if isinstance(found, int) and found > version:
+        if version is not None and isinstance(found, int) and found > version:
             known = f"this program reads version {version}"
             self.problems.append(f"{path}: version {found}, {known}; left out, update the project to read it")
             return None
@@ -220,8 +219,10 @@ class Reader:
             return None
 
     def task(self, task: Task) -> TaskRun | None:
-        metrics = {stage: self.json(layout.metrics(task, stage).as_posix()) for stage in (*STAGES, "gate")}
-        present = {stage: found for stage, found in metrics.items() if isinstance(found, dict)}
+        metrics = {stage: self.model(Metrics, layout.metrics(task, stage).as_posix()) for stage in STAGES}
+        present: dict[str, dict[str, Any]] = {stage: found.root for stage, found in metrics.items() if found}
+        if gate := self.model(Gates, layout.metrics(task, "gate").as_posix()):
+            present["gate"] = gate.model_dump()
         if not present:
             self.problems.append(f"no metrics of {task}")
             return None
@@ -242,9 +243,9 @@ class Reader:
             return ()
         try:
             rows = csv.DictReader(io.StringIO(content.decode()))
-            return tuple((float(row["step"]), float(row["loss"])) for row in rows if row["loss"])
-        except (ValueError, KeyError, TypeError) as error:
-            self.problems.append(f"{path}: no loss curve: {error!r}")
+            return bounded(tuple((float(row["step"]), float(row["loss"])) for row in rows if row["loss"]))  # type: ignore[no-any-return]
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            self.problems.append(f"{path}: no loss curve: {error!r:.200}")
             return ()
 
     def protocol(self, name: str | None) -> Protocol | None:
@@ -278,11 +279,7 @@ class Reader:
 @lru_cache(maxsize=64)
 def parse_protocol(content: bytes) -> Protocol:
     """A protocol's text, as it was at some revision; runs of the same protocol share one."""
-    try:
-        data = yaml.load(content, Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise ParityError(f"protocol: not valid YAML: {getattr(error, 'problem', error)}") from None
-    return validate(Protocol, data, "protocol")
+    return validate(Protocol, parse_yaml(content, "protocol"), "protocol")
 
 
 def protocol_digest(protocol: Protocol) -> str:

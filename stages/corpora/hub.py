@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, RootModel
+
 from stages.command import ParityError
-from stages.evidence.digests import sha256_file
+from stages.evidence.digests import read_json, sha256_file
+from stages.layout import HEAL, RAW, SOURCES
+from stages.validation import Sha256, validate
 
 MODEL_FILES = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
 
@@ -19,6 +23,28 @@ def check_pins(pins: Mapping[str, str], folder: Path) -> None:
             raise ParityError(f"{folder / name}: not found, but its digest is pinned")
         if (found := sha256_file(folder / name)) != expected:
             raise ParityError(f"{folder / name}: sha256 {found}, pinned is {expected}")
+
+
+class Taken(BaseModel):
+    """What `sources` recorded of one corpus or model."""
+
+    files: dict[str, Sha256]
+
+
+class Snapshot(RootModel[dict[str, Taken]]):
+    """`metrics/sources.json`."""
+
+
+def check_snapshot(name: str) -> None:
+    """Raise ParityError where a file of `name` in the snapshot differs from what `sources` recorded of it."""
+    recorded = validate(Snapshot, read_json(SOURCES), SOURCES).root
+    if name not in recorded:
+        raise ParityError(f"{SOURCES}: nothing of {name}; run `dvc repro sources`")
+    for path, expected in recorded[name].files.items():
+        if not (RAW / path).is_file():
+            raise ParityError(f"{RAW / path}: not found, but {SOURCES} names it; {HEAL}")
+        if (found := sha256_file(RAW / path)) != expected:
+            raise ParityError(f"{RAW / path}: sha256 {found}, {SOURCES} says {expected}; {HEAL}")
 
 
 def fetch_dataset(repo: str, revision: str, folder: Path, patterns: list[str]) -> None:

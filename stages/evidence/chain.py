@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.command import ParityError
-from stages.evidence.digests import canonical, named, parse_json
+from stages.evidence.digests import canonical, named, parse_document
 from stages.validation import Frozen, validate
 
 START = "0" * 64  # what the first line is chained to
@@ -48,10 +48,7 @@ def lines(file: Path) -> Iterator[Line]:
     text = file.read_bytes() if file.is_file() else b""
     for number, raw in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         where = f"{file}:{number}"
-        try:
-            line = validate(Line, parse_json(raw), where)
-        except ValueError as error:
-            raise ParityError(f"{where}: not valid JSON: {error}") from None
+        line = validate(Line, parse_document(raw, where), where)
         event = line.model_dump(exclude={"chain"})
         if link(previous, event) != line.chain:
             raise ParityError(f"{where}: altered: its digest does not follow from the line before")

@@ -14,6 +14,11 @@ from typing import Any, BinaryIO
 from stages.command import ParityError
 
 BLOCK = 1 << 20
+# What a document, or a row, may be. Ours are far below; one beyond is a mistake or an attack.
+MOST_BYTES = 16 << 20
+MOST_VALUES = 200_000
+MOST_DEEP = 64
+MOST_NUMBER = 1e100
 
 
 def sha256_file(path: Path) -> str:
@@ -142,21 +147,71 @@ def refuse_constant(token: str) -> Any:
     raise ValueError(f"{token} is no JSON number")
 
 
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's members; raises ValueError for a key that stands twice, of which every reader takes another."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r:.80} stands twice")
+    return found
+
+
+def bounded(document: Any) -> Any:
+    """A parsed document, as it is; raises ValueError, with its place, for what later steps could not take: too many
+    values or too deep, a number beyond all measure, text that is no Unicode."""
+    todo: list[tuple[Any, tuple[Any, ...]]] = [(document, ())]
+    count = 0
+    while todo:
+        value, path = todo.pop()
+        count += 1
+        if not isinstance(value, dict | list | tuple | set):
+            check_leaf(value, path)
+            continue
+        if len(path) == MOST_DEEP:
+            raise ValueError("nested too deeply")
+        if count + len(todo) + len(value) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values")
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            check_leaf(key, path)
+            todo.append((inner, (*path, key)))
+    return document
+
+
+def check_leaf(value: Any, path: tuple[Any, ...]) -> None:
+    if isinstance(value, int | float) and not abs(value) <= MOST_NUMBER:
+        found = value if isinstance(value, float) else "an integer of more than 100 digits"
+        raise ValueError(f"{'.'.join(map(str, path))}: found {found}, expected a number within 1e100")
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate raises UnicodeEncodeError, which is a ValueError
+
+
 def parse_json(text: str | bytes) -> Any:
-    """JSON as the standard has it; raises ValueError for NaN, infinity, bad UTF-8 or nesting too deep to read."""
+    """JSON as the standard has it, `bounded`, each key once; raises ValueError for anything else."""
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{len(text)} bytes, more than {MOST_BYTES}")
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        plain = text if isinstance(text, str) else text.decode()
+        return bounded(json.loads(plain, parse_constant=refuse_constant, object_pairs_hook=once))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def read_json(path: Path) -> Any:
+def parse_document(content: bytes, source: object) -> Any:
+    """JSON that came from `source`; raises ParityError, which names it, for anything else."""
     try:
-        return parse_json(path.read_bytes())
+        return parse_json(content)
+    except ValueError as error:
+        raise ParityError(f"{source}: not valid JSON: {error}") from None
+
+
+def read_json(path: Path) -> Any:
+    """A JSON document; raises ParityError, with its path, where there is none."""
+    try:
+        with path.open("rb") as stream:
+            return parse_document(stream.read(MOST_BYTES + 1), path)
     except FileNotFoundError:
         raise ParityError(f"{path}: not found") from None
-    except ValueError as error:
-        raise ParityError(f"{path}: not valid JSON: {error}") from None
 
 
 def read_rows(path: Path, keys: Mapping[str, type]) -> Iterator[dict[str, Any]]:
@@ -167,7 +222,8 @@ def read_rows(path: Path, keys: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     number = 0
     try:
         with path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
+            while line := stream.readline(MOST_BYTES + 1):
+                number += 1
                 yield parse_row(line, keys, f"{path}:{number}")
     except FileNotFoundError:
         raise ParityError(f"{path}: not found; run `dvc repro prepare` first") from None
@@ -183,8 +239,8 @@ def parse_row(line: bytes, keys: Mapping[str, type], where: str) -> dict[str, An
     except ValueError as error:
         raise ParityError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(row, dict) or row.keys() != keys.keys():
-        found = sorted(row) if isinstance(row, dict) else type(row).__name__
-        raise ParityError(f"{where}: found {found}, expected the keys {sorted(keys)}")
+        found = str(sorted(row)) if isinstance(row, dict) else type(row).__name__
+        raise ParityError(f"{where}: found {found:.80}, expected the keys {sorted(keys)}")
     for key, kind in keys.items():
         if type(row[key]) is not kind:
             raise ParityError(f"{where}: {key}: found {row[key]!r:.80}, expected {kind.__name__}")

@@ -14,7 +14,7 @@ from stages.command import ParityError
 from stages.evidence.chain import append, lines, locked
 from stages.platforms import Receipt, state_folder
 from stages.protocol import Campaign
-from stages.validation import Frozen, validate
+from stages.validation import Charge, Frozen, Name, Sha256, plain, validate
 
 Role = Literal[
     "in_flight",
@@ -40,14 +40,14 @@ class Entry(Frozen):
     """One attempt. `final` says that the charge will not change; a final one without a charge cost nothing known."""
 
     id: str
-    platform: str
+    platform: Name
     task: str
     stage: str | None
-    job: str | None
+    job: Sha256 | None
     role: Role
     detail: Detail | None = None
-    held_usd: str | None
-    charge_usd: str | None
+    held_usd: Charge | None
+    charge_usd: Charge | None
     final: bool
 
     @property
@@ -62,11 +62,11 @@ class Account(Frozen):
 
     version: Literal[1]
     name: str
-    authorization_usd: str
-    cap_usd: str
-    reserve_usd: str
+    authorization_usd: Charge
+    cap_usd: Charge
+    reserve_usd: Charge
     attempts: list[Entry]
-    recorded_usd: str
+    recorded_usd: Charge
     other_costs_final: bool | None = None  # whether charges that no job shows are known to be complete
 
 
@@ -127,7 +127,7 @@ def reserve(
             )
         stem = f"{platform}-{task}-{stage}"
         attempt = f"{stem}-{1 + sum(entry.id.rsplit('-', 1)[0] == stem for entry in attempts)}"
-        values = {"job": job, "platform": platform, "task": task, "stage": stage, "held_usd": str(amount)}
+        values = {"job": job, "platform": platform, "task": task, "stage": stage, "held_usd": plain(amount)}
         append(file, "reserve", attempt, **values)
     return attempt
 
@@ -143,7 +143,7 @@ def settle(
     state: Path | None = None,
 ) -> None:
     """Say how an attempt ended and what it cost; its hold goes once that is final. Saying it twice changes nothing."""
-    charge = None if charge_usd is None else str(charge_usd)
+    charge = None if charge_usd is None else plain(charge_usd)
     change(campaign_name, attempt, "settle", state, role=role, charge_usd=charge, final=final, detail=detail)
 
 
@@ -241,4 +241,4 @@ def account(campaign: Campaign, state: Path | None = None) -> Account:
     """The campaign as it is published: every attempt, and the sum of what was recorded."""
     attempts = entries(campaign.name, state)
     recorded = sum((Decimal(entry.charge_usd) for entry in attempts if entry.charge_usd), Decimal(0))
-    return Account(version=1, **campaign.model_dump(), attempts=attempts, recorded_usd=str(recorded))
+    return Account(version=1, **campaign.model_dump(), attempts=attempts, recorded_usd=plain(recorded))

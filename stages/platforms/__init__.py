@@ -21,7 +21,7 @@ from stages.command import ParityError
 from stages.evidence.digests import discard, read_json, write_json
 from stages.jobs import MANIFEST, Job, verify, write_job
 from stages.platforms.common.lock import locked
-from stages.validation import Frozen, shown, validate
+from stages.validation import Charge, Frozen, Moment, Seconds, Sha256, shown, validate
 
 HANDLE = "handle.json"
 DELIVERED = "delivered.json"  # when the output was verified first; it may be fetched again
@@ -31,8 +31,8 @@ ENDED = "ended.json"  # the handle of an attempt that ended badly
 class Segment(Frozen):
     """A part of a charge, such as boot or running."""
 
-    seconds: float
-    usd: str
+    seconds: Seconds
+    usd: Charge
 
 
 class Attempt(Frozen):
@@ -42,7 +42,7 @@ class Attempt(Frozen):
     reason: str | None = None
     started_utc: str | None = None
     ended_utc: str | None = None
-    charge_usd: str | None = None
+    charge_usd: Charge | None = None
 
 
 class Receipt(Frozen):
@@ -53,7 +53,7 @@ class Receipt(Frozen):
 
     platform: str
     attempts: list[Attempt]
-    charge_usd: str | None
+    charge_usd: Charge | None
     final: bool
     segments: dict[str, Segment] = Field(default_factory=dict)
     resources: dict[str, Any] = Field(default_factory=dict)
@@ -65,8 +65,8 @@ class Handle(Frozen):
 
     version: Literal[1]
     platform: str
-    job: str
-    submitted_utc: str
+    job: Sha256
+    submitted_utc: Moment
     reference: dict[str, Any]  # the platform's own
 
 
@@ -153,6 +153,10 @@ def state_folder() -> Path:
 
 def now() -> str:
     return datetime.now(UTC).isoformat()
+
+
+def read_handle(path: Path) -> Handle:
+    return validate(Handle, read_json(path), path)
 
 
 def submit(platform: Platform, name: str, context: Context, job: Job, folder: Path) -> Handle:
@@ -272,7 +276,7 @@ def run(
         path = folder / HANDLE
         taken_up = path.is_file()
         if taken_up:
-            handle = validate(Handle, read_json(path), path)
+            handle = read_handle(path)
         else:
             (folder / DELIVERED).unlink(missing_ok=True)
             handle = submit(platform, name, context, job, folder)

@@ -8,21 +8,28 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from stages.command import ParityError, die_with_parent
-from stages.evidence.digests import canonical, parse_json, whole
+from stages.evidence.digests import canonical, parse_document, whole
 from stages.jobs import MANIFEST, PROJECT, Job
 from stages.platforms import Attempt, Context, Handle, Receipt, now
 from stages.platforms.common.process import stop
-from stages.validation import Frozen
+from stages.validation import Frozen, Moment, validate
 
 ATTEMPTS = "attempts.jsonl"
 
 
 class Settings(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class Event(Frozen):
+    at: Moment
+    event: Literal["started", "ended"]
+    status: int | None = None
 
 
 class Platform:
@@ -64,20 +71,29 @@ class Platform:
         """The worker wrote to `out` itself."""
 
     def receipt(self, handle: Handle, folder: Path) -> Receipt:
-        events = [parse_json(line) for line in (folder / ATTEMPTS).read_bytes().splitlines()]
-        return Receipt(platform="local", attempts=attempts(events), charge_usd=None, final=True)
+        return Receipt(platform="local", attempts=attempts(events(folder / ATTEMPTS)), charge_usd=None, final=True)
 
 
-def attempts(events: list[dict[str, Any]]) -> list[Attempt]:
+def events(path: Path) -> Iterator[Event]:
+    """The job's record of attempts. A line that a kill cut short says nothing, and stops nothing."""
+    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else [], 1):
+        where = f"{path}:{number}"
+        try:
+            yield validate(Event, parse_document(line, where), where)
+        except ParityError as error:
+            print(f"passing over a line: {error}", flush=True)
+
+
+def attempts(found: Iterable[Event]) -> list[Attempt]:
     """Started and ended events as attempts; one that started and never ended was killed."""
-    found: list[Attempt] = []
-    for event in events:
-        if event["event"] == "started":
-            found.append(Attempt(outcome="killed", started_utc=event["at"]))
-        else:
-            outcome = "failed" if event["status"] else "succeeded"
-            found[-1] = found[-1].model_copy(update={"outcome": outcome, "ended_utc": event["at"]})
-    return found
+    made: list[Attempt] = []
+    for event in found:
+        if event.event == "started":
+            made.append(Attempt(outcome="killed", started_utc=event.at))
+        elif made:
+            outcome = "failed" if event.status else "succeeded"
+            made[-1] = made[-1].model_copy(update={"outcome": outcome, "ended_utc": event.at})
+    return made
 
 
 def note(folder: Path, **event: Any) -> None:

@@ -25,7 +25,7 @@ from stages.platforms.on_modal.calls import cancel, follow, stop_app, stopped
 from stages.platforms.on_modal.errors import JobError, explained, first_line
 from stages.platforms.on_modal.layout import Try, file_path
 from stages.platforms.on_modal.store import Store
-from stages.validation import Count, Frozen, Name
+from stages.validation import Count, Frozen, Name, plain
 
 MOUNT = "/parity"
 CODE = "/root"  # first on the container's Python path
@@ -239,7 +239,7 @@ class Platform:
         return Receipt(
             platform="modal",
             attempts=[attempt(entry) for entry in entries],
-            charge_usd=None if charge.usd is None else str(charge.usd),
+            charge_usd=None if charge.usd is None else plain(charge.usd),
             final=charge.final and clean,
             resources=resources,
             clean=clean,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.command import ParityError
 from stages.evidence.digests import read_json
+from stages.jobs import explained
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,8 +23,13 @@ def load_tokenizer(folder: Path) -> "tuple[Tokenizer, str]":
 
     if not (folder / "tokenizer.json").is_file():
         raise ParityError(f"{folder / 'tokenizer.json'}: not found")
-    eos = read_json(folder / "tokenizer_config.json").get("eos_token")
-    return Tokenizer.from_file(str(folder / "tokenizer.json")), eos["content"] if isinstance(eos, dict) else eos
+    config = read_json(folder / "tokenizer_config.json")
+    eos = config.get("eos_token") if isinstance(config, dict) else None
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    if not isinstance(eos, str) or not eos:
+        raise ParityError(f"{folder / 'tokenizer_config.json'}: no eos_token")
+    with explained(folder):
+        return Tokenizer.from_file(str(folder / "tokenizer.json")), eos
 
 
 def row_text(row: dict[str, Any]) -> str:
@@ -38,7 +44,8 @@ def tokenize(rows: Sequence[dict[str, Any]], folder: Path, max_length: int, sour
     """
     tokenizer, eos = load_tokenizer(folder)
     texts = [text if (text := row_text(row)).endswith(eos) else text + eos for row in rows]
-    tokens = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    with explained(folder):
+        tokens = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
     if "prompt" in rows[0]:
         prompts = tokenizer.encode_batch([row["prompt"] for row in rows], add_special_tokens=False)
         for number, (ids, prompt) in enumerate(zip(tokens, prompts, strict=True), 1):

@@ -9,10 +9,9 @@ from typing import IO, cast
 
 from stages.command import ParityError
 from stages.evidence.digests import whole_folder
-from stages.jobs import safe
+from stages.jobs import MOST_FILES, safe
 
 CHUNK = 1 << 17  # stays in a processor's cache through every copy: half the time of 1 MiB, measured
-MOST_FILES = 10_000
 MOST_BYTES = 64 << 30
 TRIES = 5
 

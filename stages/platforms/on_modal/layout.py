@@ -8,7 +8,7 @@ jobs/<id>/manifest.json    the finished job's output by name, each file's conten
 hub/                       the hub's own cache: models by revision
 """
 
-from stages.validation import Frozen
+from stages.validation import Frozen, Moment
 
 FILES = "files"
 HUB = "hub"
@@ -18,8 +18,8 @@ class Try(Frozen):
     """One start of the Function for a job; without an outcome it is under way, or ended without a word."""
 
     call: str
-    started_utc: str
-    ended_utc: str | None = None
+    started_utc: Moment
+    ended_utc: Moment | None = None
     outcome: str | None = None
     reason: str | None = None
     cache: str | None = None  # "warm" where the hub's model was on the Volume before, else "cold"

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stages.evidence.digests import canonical, parse_json
+from stages.evidence.digests import canonical, parse_document
 from stages.jobs import MANIFEST, Job
 from stages.platforms import now
 from stages.platforms.on_modal.errors import unreachable
@@ -70,7 +70,7 @@ class Store:
         """The job as it was submitted; None where it never was."""
         path = f"{job_folder(job_id)}/job.json"
         text = self.read(path)
-        return None if text is None else validate(Job, parse_json(text), path)
+        return None if text is None else validate(Job, parse_document(text, path), path)
 
     def submitted_utc(self, job_id: str) -> str | None:
         """When the job's `job.json`, which a submission brings last, was put there."""
@@ -90,7 +90,7 @@ class Store:
         """Every try at a job, oldest first, by the path of its record."""
         folder = f"{job_folder(job_id)}/attempts"
         paths = [f"{folder}/{name}" for name in sorted(self.listing(folder))]
-        return {path: validate(Try, parse_json(self.read(path) or b""), path) for path in paths}
+        return {path: validate(Try, parse_document(self.read(path) or b"", path), path) for path in paths}
 
     def settle(self, job_id: str, call: str | None, outcome: str, reason: str) -> None:
         """Write down how the last try of a call ended that could not say so itself."""

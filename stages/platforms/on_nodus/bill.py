@@ -9,6 +9,7 @@ from stages.command import ParityError
 from stages.platforms import Attempt, Receipt, Segment
 from stages.platforms.on_nodus.client import AGAIN, explained, first_line, get, unhealthy
 from stages.platforms.on_nodus.follow import TERMINAL
+from stages.validation import plain, validate
 
 SEGMENTS = ("boot", "running", "restore", "teardown")
 ENDED = ("succeeded", "failed", "cancelled", "preempted", "lost")  # outcomes of an attempt that is over
@@ -31,11 +32,10 @@ ENDINGS = {
 def segments(cost: Mapping[str, Any]) -> dict[str, Segment]:
     """Seconds and USD by segment; Nodus leaves out a segment that had none."""
     found = cost.get("bySegment") or {}
-    return {
-        name: Segment(seconds=float(found.get(f"{name}Seconds", 0)), usd=found[f"{name}USD"])
-        for name in SEGMENTS
-        if f"{name}USD" in found
+    made = {
+        n: {"seconds": found.get(f"{n}Seconds", 0), "usd": found[f"{n}USD"]} for n in SEGMENTS if f"{n}USD" in found
     }
+    return {name: validate(Segment, part, f"nodus: the bill's segment {name}") for name, part in made.items()}
 
 
 def attempt(value: Mapping[str, Any]) -> Attempt:
@@ -43,13 +43,14 @@ def attempt(value: Mapping[str, Any]) -> Attempt:
     phase: str = status.get("phase", "Queued")
     reason: str | None = status.get("reason")
     timings = status.get("timings") or {}
-    return Attempt(
-        outcome=OUTCOMES.get(reason or "", phase.lower()),
-        reason=reason,
-        started_utc=timings.get("commandStartedTime"),
-        ended_utc=timings.get("finishedTime"),
-        charge_usd=(status.get("actual") or {}).get("costUSD"),
-    )
+    found = {
+        "outcome": OUTCOMES.get(reason or "", phase.lower()),
+        "reason": reason,
+        "started_utc": timings.get("commandStartedTime"),
+        "ended_utc": timings.get("finishedTime"),
+        "charge_usd": (status.get("actual") or {}).get("costUSD"),
+    }
+    return validate(Attempt, found, "nodus: an attempt's record")
 
 
 def attempts(nodus: Any, job: Mapping[str, Any]) -> list[Attempt]:
@@ -97,7 +98,7 @@ def receipt(nodus: Any, name: str, tries: Callable[[], Sequence[Mapping[str, Any
     return Receipt(
         platform="nodus",
         attempts=[*earlier, *own],
-        charge_usd=str(sum(charges, Decimal(0))) if charges else None,
+        charge_usd=plain(sum(charges, Decimal(0))) if charges else None,
         final=all(cost.get("final") for cost in costs),
         segments=segments(costs[-1]),
         resources=dict(job["spec"].get("resources") or {}),
