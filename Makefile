@@ -4,6 +4,8 @@ SHELL := /usr/bin/env bash
 PYTHON ?= python3
 VENV := .venv
 PLATFORM ?= modal
+# The suite of faults, and the tests elsewhere that docs/reliability.md counts too.
+FAULTS := tests/faults tests/test_jobs.py tests/platforms/test_archive.py
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: help setup repro rehearse show test test-slow faults lint format bench clean
@@ -37,8 +39,10 @@ test: setup ## run the tests
 test-slow: setup ## run the tests that take minutes each
 	python -m pytest -m slow
 
-faults: setup ## run every fault of tests/faults: kills, full disks, remotes, hostile input
-	python -m pytest tests/faults
+faults: setup ## run every fault of tests/faults and count them in docs/reliability.md
+	mkdir -p build
+	status=0; python -m pytest $(FAULTS) --junitxml=build/faults.xml || status=$$?; \
+	python -m tests.faults.counts && exit $$status
 
 lint: setup ## check style and types
 	ruff check .

@@ -129,8 +129,8 @@ def main() -> int:
     found = list(faults(remote(given.remote) if given.remote else local(), copies=not given.remote))
     for fault in found:
         print(f"{fault.path}: {fault.problem} ({fault.where})")
-        if given.drop:
-            fault.remove()
+    for fault in {fault.where: fault for fault in found}.values() if given.drop else ():  # files may share an object
+        fault.remove()
     if not found:
         print("every object is what its digest says")
         return 0

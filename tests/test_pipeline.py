@@ -169,24 +169,6 @@ def test_weights_that_training_did_not_export_are_not_scored(project: Path) -> N
     assert "training exported " in done.stderr
 
 
-def test_pushed_artifacts_come_back_from_a_folder_remote(project: Path, tmp_path: Path) -> None:
-    run("dvc", "remote", "add", "--local", "--force", "-d", "store", str(tmp_path / "store"), cwd=project)
-    run("dvc", "push", cwd=project)
-    shutil.rmtree(project / ".dvc/cache")
-    shutil.rmtree(project / "data")
-    assert "deleted" in run("dvc", "status", cwd=project).stdout
-    run("dvc", "pull", cwd=project)
-    assert "up to date" in run("dvc", "status", cwd=project).stdout
-    assert repro(project) == set()
-    teammate = tmp_path / "a teammate's clone"
-    run("git", "clone", "--quiet", str(project), str(teammate), cwd=tmp_path)
-    run("dvc", "remote", "add", "--local", "-d", "store", str(tmp_path / "store"), cwd=teammate)
-    run("dvc", "pull", "data/models/sft", cwd=teammate)
-    assert (teammate / "data/models/sft/model.safetensors").read_bytes() == (
-        project / "data/models/sft/model.safetensors"
-    ).read_bytes()
-
-
 def states(project: Path) -> list[str]:
     return re.findall(r"\b(Queued|Running|Success|Failed)\b", run("dvc", "queue", "status", cwd=project).stdout)
 

@@ -10,6 +10,7 @@ import yaml
 
 from stages.jobs import WORKER_CODE
 from tests.conftest import ROOT, run
+from tests.faults.counts import counted, names, recounted
 
 DVC = yaml.safe_load((ROOT / "dvc.yaml").read_text())
 SOURCES = sorted(path for path in (ROOT / "stages").rglob("*.py"))
@@ -116,3 +117,24 @@ def test_the_committed_lock_is_of_the_embedded_protocol_on_the_local_platform() 
     train = lock["stages"]["train@sft"]["params"]
     assert train["params.yaml"]["platform"] == "local"
     assert "protocols/embedded.yaml" in train
+
+
+def test_every_fault_of_the_reliability_table_names_tests_that_exist() -> None:
+    rows = [line for line in (ROOT / "docs/reliability.md").read_text().splitlines() if "`tests/" in line]
+    assert rows
+    for row in rows:
+        assert names(row), row
+        for name in names(row):
+            path, test = name.split("::")
+            assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.MULTILINE), name
+
+
+def test_the_counts_of_the_reliability_table_come_from_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "faults.xml"
+    cases = '<testcase classname="tests.faults.test_x" name="test_a[{}]">{}</testcase>'
+    made = ["<properties><property name='tried' value='40'/></properties>", "<failure/>", "<skipped/>"]
+    report.write_text(f"<r>{''.join(cases.format(n, inner) for n, inner in enumerate(made))}</r>")
+    row = "| a | b | `tests/faults/test_x.py::test_a` | {} | {} |\n"
+    other = "| a | b | `tests/faults/test_y.py::test_b` | 7 | 0 |\n"
+    found = recounted(row.format("-", "-") + other, *counted(report))
+    assert found == row.format(41, 1) + other

@@ -5,6 +5,7 @@ running totals (loss since the last log, tokens, seconds), goes into a `checkpoi
 last, so a checkpoint without it was cut short and is passed over.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -12,7 +13,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +24,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 from trl import SFTConfig, SFTTrainer
 
 from stages.command import ParityError
-from stages.evidence.digests import read_json, whole, write_json
+from stages.evidence.digests import read_json, sha256_file, whole, write_json
 from stages.jobs import Training
 from stages.validation import Frozen, Sha256, validate
 
 MARKER = "checkpoint.json"
+DIGESTED_BYTES = 64 << 20
 COLUMNS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy", "num_tokens")
 
 
@@ -42,11 +44,18 @@ class Totals(Frozen):
     metrics: dict[str, list[float]]
 
 
+class Kept(Frozen):
+    """A checkpoint's file. Without a digest where taking it would lengthen the measured seconds, as long as saving."""
+
+    bytes: int
+    sha256: Sha256 | None
+
+
 class Checkpoint(Frozen):
     version: int
     job: Sha256
     step: int
-    files: dict[str, int]  # name -> bytes
+    files: dict[str, Kept]
     totals: Totals
 
 
@@ -101,7 +110,7 @@ class Trainer(SFTTrainer):
             version=1,
             job=self.job_id,
             step=self.state.global_step,
-            files={path.name: path.stat().st_size for path in folder.iterdir() if path.name != MARKER},
+            files={path.name: kept(path) for path in folder.iterdir() if path.name != MARKER},
             totals=Totals(
                 seconds=self.prior_seconds + time.time() - self.started,
                 loss_sum=self._total_loss_scalar,
@@ -123,31 +132,56 @@ class Lines(TrainerCallback):
             print(*(f"{key} {value}" for key, value in line.items()), flush=True)
 
 
+def kept(path: Path) -> Kept:
+    size = path.stat().st_size
+    return Kept(bytes=size, sha256=sha256_file(path) if size <= DIGESTED_BYTES else None)
+
+
 def read_checkpoint(folder: Path, job_id: str) -> Checkpoint:
     """The marker of a checkpoint that is whole and of this job; raises ParityError for any other."""
+    if not folder.is_dir() or folder.is_symlink():
+        raise ParityError(f"{folder}: not a folder")
     marker = validate(Checkpoint, read_json(folder / MARKER), folder / MARKER)
     if marker.job != job_id:
         raise ParityError(f"{folder}: of job {marker.job:.12}, this is {job_id:.12}")
-    for name, size in marker.files.items():
-        found = os.path.getsize(folder / name) if (folder / name).is_file() else None
-        if found != size:
-            raise ParityError(f"{folder / name}: {found} bytes, expected {size}")
+    if folder.name != f"checkpoint-{marker.step}":
+        raise ParityError(f"{folder}: of step {marker.step}")
+    if odd := {path.name for path in folder.iterdir()} ^ {*marker.files, MARKER}:
+        raise ParityError(f"{folder / min(odd)}: {'missing' if min(odd) in marker.files else 'not of this checkpoint'}")
+    for name, expected in marker.files.items():
+        path = folder / name
+        found = os.path.getsize(path) if path.is_file() and not path.is_symlink() else None
+        if found != expected.bytes:
+            raise ParityError(f"{path}: {found} bytes, expected {expected.bytes}")
+        if expected.sha256 is not None and (digest := sha256_file(path)) != expected.sha256:
+            raise ParityError(f"{path}: sha256 {digest}, expected {expected.sha256}")
     return marker
 
 
 def last_checkpoint(folder: Path, job_id: str) -> tuple[Path, Totals] | None:
     """The newest whole checkpoint of this job; others are named, passed over and removed."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     for path in sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True):
         try:
             marker = read_checkpoint(path, job_id)
         except ParityError as error:
             print(f"passing over a checkpoint: {error}", flush=True)
-            shutil.rmtree(path)
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             continue
         print(f"resuming from step {marker.step}", flush=True)
         return path, marker.totals
     return None
+
+
+@contextlib.contextmanager
+def refused(checkpoint: Path | None) -> Iterator[None]:
+    """torch reads plain tensors only; that it met something else becomes one line."""
+    try:
+        yield
+    except Exception as error:
+        if checkpoint is None or type(error).__name__ != "UnpicklingError":
+            raise
+        raise ParityError(f"{checkpoint}: holds more than tensors, and is not read; remove it and run again") from error
 
 
 def arguments(training: Training, folder: Path, device: str) -> SFTConfig:
@@ -201,7 +235,8 @@ def train(
     trainer.remove_callback(PrinterCallback)
     if trainer.args.disable_tqdm:
         trainer.add_callback(Lines())
-    trainer.train(resume_from_checkpoint=str(checkpoint[0]) if checkpoint else None)
+    with refused(checkpoint[0] if checkpoint else None):
+        trainer.train(resume_from_checkpoint=str(checkpoint[0]) if checkpoint else None)
     trainer.save_model(str(out / "model"))
     if trainer.is_world_process_zero():
         write_curve(out / "log_history.csv", trainer.state.log_history)

@@ -1,9 +1,11 @@
-"""Shared by the faults: a small project ready to run, and one that has run once, its data in DVC's cache."""
+"""Shared by the faults: a small project ready to run, one that has run once, and a user full of secrets."""
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import clone, run, stage
 from tests.faults.kit import HOOK
@@ -15,6 +17,26 @@ EIGHT_STEPS = {
     "save_steps: 40": "save_steps: 2",
     "logging_steps: 10": "logging_steps: 2",
 }
+PLANTED = {
+    name: f"planted-{name.lower().replace('_', '-')}-7f3a9c"
+    for name in (
+        *("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "NODUS_API_KEY", "HF_TOKEN"),
+        *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+    )
+}
+FILES = {
+    ".modal.toml": "[planted]\nactive = true\n"
+    'token_id = "planted-modal-file-id-7f3a9c"\ntoken_secret = "planted-modal-file-7f3a9c"\n',
+    ".nodus/config": "kind: Config\ncurrent-context: planted\n"
+    "contexts:\n- name: planted\n  context: {cluster: c, user: u}\n"
+    "clusters:\n- name: c\n  cluster: {server: 'http://127.0.0.1:9'}\n"
+    "users:\n- name: u\n  user: {token: planted-nodus-file-7f3a9c}\n",
+    ".netrc": "machine 127.0.0.1 login planted-netrc-login-7f3a9c password planted-netrc-7f3a9c\n",
+    ".aws/credentials": "[default]\naws_access_key_id = planted-aws-file-id-7f3a9c\n"
+    "aws_secret_access_key = planted-aws-file-7f3a9c\n",
+    ".cache/huggingface/token": "planted-hub-file-7f3a9c",
+}
+MARK = b"-7f3a9c"  # in every planted value
 
 
 def shorten(project: Path) -> None:
@@ -39,26 +61,71 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose pipeline has run once, on a few rows and steps, committed. Copied, never changed."""
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a user who is signed in everywhere, by variables and by the SDKs' own files in HOME."""
+    home = tmp_path_factory.mktemp("home")
+    for name, content in FILES.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(content)
+        (home / name).chmod(0o600)
+    return PLANTED | {"HOME": str(home)}
+
+
+@pytest.fixture(scope="session")
+def ran(tmp_path_factory: pytest.TempPathFactory, secrets: dict[str, str]) -> Path:
+    """A project whose pipeline a user full of secrets has run once, on a few steps, committed. Cloned, never changed.
+
+    What the run printed stands beside it, in `said.txt`.
+    """
     folder = clone(tmp_path_factory.mktemp("ran") / "project")
     for path in (folder / "metrics", folder / "dvc.lock"):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     shorten_all(folder)
-    run("dvc", "repro", cwd=folder)
+    done = run("dvc", "repro", "--verbose", cwd=folder, env=secrets)
+    (folder.parent / "said.txt").write_text(done.stdout + done.stderr)
     commit(folder, "the first run")
     return folder
-
-
-def another(project: Path, target: Path) -> Path:
-    """A clone of a project with all its data, in its own cache."""
-    run("git", "clone", "--quiet", str(project), str(target), cwd=project)
-    shutil.copytree(project / ".dvc/cache", target / ".dvc/cache")
-    run("dvc", "checkout", "--quiet", cwd=target)
-    return target
 
 
 def bare(project: Path, target: Path) -> Path:
     """A teammate's clone: what git has, and nothing of DVC's data."""
     run("git", "clone", "--quiet", str(project), str(target), cwd=project)
     return target
+
+
+def stocked(project: Path, target: Path) -> Path:
+    """A clone of a project with all its data, in a cache of its own."""
+    bare(project, target)
+    shutil.copytree(project / ".dvc/cache", target / ".dvc/cache")
+    run("dvc", "checkout", "--quiet", cwd=target)
+    return target
+
+
+def data(project: Path) -> dict[str, bytes]:
+    """Every file below `data/`."""
+    return {str(p.relative_to(project)): p.read_bytes() for p in (project / "data").rglob("*") if p.is_file()}
+
+
+def objects(project: Path) -> dict[str, str]:
+    """Path below `data/` -> MD5 of all that DVC keeps, folders as a whole and file by file."""
+    lock = yaml.safe_load((project / "dvc.lock").read_text())
+    outs = [out for stage in lock["stages"].values() for out in stage["outs"] if out["path"].startswith("data/")]
+    found = {out["path"]: out["md5"] for out in outs}
+    for path, md5 in list(found.items()):
+        if md5.endswith(".dir"):
+            listing = yaml.safe_load((project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]).read_text())
+            found |= {f"{path}/{entry['relpath']}": entry["md5"] for entry in listing}
+    return found
+
+
+def damage(path: Path, how: str) -> None:
+    """Flip a bit of a file, cut it short or take it away; times and permissions stay as they were, as on a bad disk."""
+    if how == "missing":
+        path.unlink()
+        return
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content if how == "flipped" else content[: len(content) // 2])
+    path.chmod(before.st_mode)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,7 @@ from stages.training.rows import tokenize
 from stages.training.trainer import MARKER, Checkpoint, Totals, read_checkpoint
 from stages.worker import load_model
 from tests.comparison.build import Builder, lock, repository
-from tests.conftest import tiny_architecture
+from tests.conftest import ROOT, run, tiny_architecture
 from tests.faults.hostile import hostile
 
 # The same documents every time; what fails is shown as it was found.
@@ -37,7 +38,7 @@ FIXED = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-SAMPLE, WHOLE = 20, 300  # documents per file
+SAMPLE, WHOLE = 12, 150  # documents per file
 BUDGET = Campaign(name="hostile", authorization_usd="9.00", cap_usd="1.00", reserve_usd="0.00")
 CONTEXT = platforms.Context(None, Decimal(1))
 
@@ -215,3 +216,55 @@ def test_only_our_own_error_comes_out_of_a_reader(
     finally:
         path.write_bytes(valid)
         record_property("tried", tried)
+
+
+READ = """
+import resource, sys
+from pathlib import Path
+from stages import jobs, validation
+from stages.command import run
+from stages.evidence.digests import read_rows
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
+path = Path(sys.argv[1])
+read = {".yaml": validation.read_yaml, ".jsonl": lambda path: list(read_rows(path, {"text": str}))}
+run(lambda: read.get(path.suffix, lambda path: jobs.read_manifest(path.parent, "0" * 64))(path) and None)
+"""
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+ENTRY = '"%d": {"bytes": 1, "sha256": "' + "0" * 64 + '"}'
+GIANTS = {
+    "entries": ("manifest.json", lambda: manifest(",".join(ENTRY % n for n in range(1_000_000))), "bytes, more than"),
+    "files": ("manifest.json", lambda: manifest(",".join(ENTRY % n for n in range(20_000))), "more than 10000 files"),
+    "wrong entries": ("manifest.json", lambda: manifest(",".join(f'"{n}": 1' for n in range(1_000_000))), "more than"),
+    "problems": ("manifest.json", lambda: manifest(",".join(f'"{n}": 1' for n in range(90_000))), "problems more"),
+    "empty lists": ("manifest.json", lambda: "[" + "[]," * 5_000_000 + "[]]", "more than 200000 values"),
+    "depth": ("manifest.json", lambda: "[" * 10_000_000, "nested too deeply"),
+    "digits": (
+        "manifest.json",
+        lambda: manifest('"a": {"bytes": ' + "9" * 1_000_000 + "}"),
+        "integer string conversion",
+    ),
+    "size": ("manifest.json", lambda: " " * 100_000_000, "bytes, more than"),
+    "laughs": ("params.yaml", lambda: LAUGHS, "more than 200000 values"),
+    "yaml": ("params.yaml", lambda: "a: [" + "1, " * 1_000_000 + "1]", "which no file of this project needs"),
+    "yaml depth": ("params.yaml", lambda: "[" * 200_000, "not valid YAML"),
+    "row": ("rows.jsonl", lambda: '{"text": "' + "x" * 100_000_000, "bytes, more than"),
+}
+
+
+def manifest(files: str) -> str:
+    return f'{{"version": 1, "job": "{"0" * 64}", "files": {{{files}}}}}'
+
+
+@pytest.mark.parametrize("name", GIANTS)
+def test_a_giant_is_refused_within_a_gigabyte_and_seconds(tmp_path: Path, name: str) -> None:
+    file, content, said = GIANTS[name]
+    (tmp_path / file).write_text(content())
+    done = run(sys.executable, "-c", READ, str(tmp_path / file), cwd=ROOT, check=False)
+    assert done.returncode == 1, done.stderr[-500:]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {tmp_path / file}")
+    assert said in line
+    assert len(line) < 2000

@@ -1,0 +1,211 @@
+"""Promise: what was pushed comes back whole, from a folder as from S3; what is not whole or not allowed is said."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.platforms.common.process import die_with_parent
+from tests.conftest import run, stage
+from tests.faults.conftest import bare, data, objects, stocked
+from tests.faults.s3 import BUCKET, Server, server
+from tests.test_pipeline import repro
+
+pytest.importorskip("dvc_s3", reason="the extra `s3` is not installed")
+STORES = ("folder", "s3")
+MODEL = "data/models/sft/model.safetensors"
+
+
+class Store:
+    """A DVC remote of either kind, seen from outside, and the environment to use it with."""
+
+    def __init__(self, kind: str, folder: Path, s3: Server):
+        self.kind, self.folder, self.s3 = kind, folder, s3
+        self.prefix = folder.name
+        self.environment = s3.environment if kind == "s3" else {}
+
+    @property
+    def url(self) -> str:
+        return str(self.folder) if self.kind == "folder" else f"s3://{BUCKET}/{self.prefix}"
+
+    def use(self, project: Path, url: str | None = None) -> Path:
+        """Make it the project's default remote, as the README says."""
+        run("dvc", "remote", "add", "--local", "--force", "-d", "store", url or self.url, cwd=project)
+        if self.kind == "s3":
+            run("dvc", "remote", "modify", "--local", "store", "endpointurl", self.s3.url, cwd=project)
+            run("dvc", "remote", "modify", "--local", "store", "use_ssl", "false", cwd=project)
+        run("dvc", "remote", "modify", "--local", "store", "verify", "true", cwd=project)
+        return project
+
+    def names(self) -> list[str]:
+        """Its objects, as `files/md5/<2>/<30>`."""
+        if self.kind == "s3":
+            return [name.removeprefix(f"{self.prefix}/") for name in self.s3.names(f"{self.prefix}/")]
+        return [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
+
+    def read(self, name: str) -> bytes:
+        return self.s3.read(f"{self.prefix}/{name}") if self.kind == "s3" else (self.folder / name).read_bytes()
+
+    def put(self, name: str, content: bytes | None) -> None:
+        """Put something else in an object's place; None takes it away."""
+        if self.kind == "s3" and content is None:
+            self.s3.client().delete_object(Bucket=BUCKET, Key=f"{self.prefix}/{name}")
+        elif self.kind == "s3":
+            self.s3.put(f"{self.prefix}/{name}", content or b"")
+        else:
+            (self.folder / name).chmod(0o644)
+            (self.folder / name).unlink() if content is None else (self.folder / name).write_bytes(content)
+
+    def dvc(self, *arguments: str, cwd: Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+        return run("dvc", *arguments, cwd=cwd, env=self.environment | options.pop("env", {}), **options)
+
+
+def object_name(md5: str) -> str:
+    return f"files/md5/{md5[:2]}/{md5[2:]}"
+
+
+def whole(store: Store, project: Path) -> None:
+    """The remote holds every object of the project, each what its name says, and nothing else."""
+    assert sorted(store.names()) == sorted({object_name(md5) for md5 in objects(project).values()})
+    for name in store.names():
+        digest = name.removeprefix("files/md5/").replace("/", "").removesuffix(".dir")
+        assert hashlib.md5(store.read(name), usedforsecurity=False).hexdigest() == digest, name
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with server(tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, s3: Server) -> Store:
+    return Store(request.param, tmp_path_factory.mktemp(f"store-{request.param}"), s3)
+
+
+@pytest.fixture(scope="module")
+def pushed(ran: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that has pushed all it has."""
+    project = store.use(stocked(ran, tmp_path_factory.mktemp("pushed") / "project"))
+    store.dvc("push", cwd=project)
+    return project
+
+
+def test_inputs_models_and_predictions_come_back_byte_for_byte_and_nothing_reruns(
+    pushed: Path, store: Store, tmp_path: Path
+) -> None:
+    whole(store, pushed)
+    teammate = store.use(bare(pushed, tmp_path / "a teammate's clone"))
+    store.dvc("pull", "data/models/sft", cwd=teammate)
+    assert set(data(teammate)) == {path for path in data(pushed) if path.startswith("data/models/sft/")}
+    store.dvc("pull", cwd=teammate)
+    assert data(teammate) == data(pushed)
+    assert "up to date" in run("dvc", "status", cwd=teammate).stdout
+    assert repro(teammate) == set()
+    assert run("git", "status", "--porcelain", cwd=teammate).stdout == ""
+
+
+@pytest.mark.parametrize("how", ["flipped", pytest.param("cut", marks=pytest.mark.faults)])
+def test_a_damaged_object_is_not_taken_is_named_and_is_pushed_again(
+    pushed: Path, store: Store, tmp_path: Path, how: str
+) -> None:
+    name = object_name(objects(pushed)[MODEL])
+    before = store.read(name)
+    store.put(name, bytes([before[0] ^ 1]) + before[1:] if how == "flipped" else before[:1000])
+    heal(pushed, store, tmp_path, "damaged: its MD5 is ")
+
+
+@pytest.mark.faults
+def test_a_missing_object_is_named_and_is_pushed_again(pushed: Path, store: Store, tmp_path: Path) -> None:
+    store.put(object_name(objects(pushed)[MODEL]), None)
+    heal(pushed, store, tmp_path, "missing")
+
+
+def heal(pushed: Path, store: Store, tmp_path: Path, said: str) -> None:
+    """A pull fails and says of what; `stages.cache` says of which object; whoever has it pushes it anew."""
+    teammate = store.use(bare(pushed, tmp_path / "teammate"))
+    failed = store.dvc("pull", "data/models/sft", cwd=teammate, check=False)
+    assert failed.returncode != 0
+    assert "failed to pull data" in failed.stderr
+    assert not (teammate / MODEL).exists()
+    checked = ("--remote", "store")
+    found = stage("cache", *checked, cwd=pushed, env=store.environment)
+    assert (found.returncode, found.stdout.count(f"{MODEL}: {said}")) == (1, 1), found.stdout + found.stderr
+    assert stage("cache", *checked, "--drop", cwd=pushed, env=store.environment).returncode == 0
+    store.dvc("push", cwd=pushed)
+    whole(store, pushed)
+    store.dvc("pull", "data/models/sft", cwd=teammate)
+    assert (teammate / MODEL).read_bytes() == (pushed / MODEL).read_bytes()
+
+
+def killed_push(store: Store, project: Path, count: int) -> int:
+    """Start a push, one object at a time, and SIGKILL it once `count` are there; how many there were then."""
+    command = ["dvc", "push", "--jobs", "1"]
+    environment = os.environ | store.environment
+    child = subprocess.Popen(
+        command,
+        cwd=project,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent,
+    )
+    while child.poll() is None and len(store.names()) < count:
+        time.sleep(0.002)
+    with_children = run("ps", "-o", "pid=", "--ppid", str(child.pid), cwd=project, check=False).stdout.split()
+    for pid in (child.pid, *map(int, with_children)):
+        os.kill(pid, signal.SIGKILL) if child.poll() is None or pid != child.pid else None
+    child.wait()
+    return len(store.names())
+
+
+@pytest.mark.parametrize("count", [3, *(pytest.param(n, marks=pytest.mark.faults) for n in (1, 8, 14, 20, 26))])
+@pytest.mark.parametrize("kind", STORES)
+def test_a_push_that_was_killed_is_completed_by_the_next_one(
+    ran: Path, s3: Server, kind: str, count: int, tmp_path: Path
+) -> None:
+    project = stocked(ran, tmp_path / "project")
+    store = Store(kind, tmp_path / f"{kind}-{count}-{os.getpid()}", s3)
+    store.use(project)
+    there = killed_push(store, project, count)
+    assert there < len(set(objects(project).values()))  # it was killed on its way
+    store.dvc("push", cwd=project)
+    whole(store, project)
+    shutil.rmtree(project / ".dvc/cache")
+    before = data(project)
+    shutil.rmtree(project / "data")
+    store.dvc("pull", cwd=project)
+    assert data(project) == before
+
+
+WRONG = {
+    "no credentials": ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, None, "Unable to locate credentials"),
+    "unknown key": ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWN"}, None, "403"),
+    "wrong secret": ({"AWS_SECRET_ACCESS_KEY": "a wrong secret"}, None, "403"),
+    "missing bucket": ({}, "s3://no-such-bucket/x", "The specified bucket does not exist"),
+}
+
+
+@pytest.mark.parametrize("verb", ["push", "pull"])
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_credentials_and_a_missing_bucket_are_said_in_a_line(
+    ran: Path, s3: Server, tmp_path: Path, name: str, verb: str
+) -> None:
+    environment, url, said = WRONG[name]
+    store = Store("s3", tmp_path / "refused", s3)
+    project = (stocked if verb == "push" else bare)(ran, tmp_path / "project")
+    store.use(project, url)
+    done = store.dvc(verb, cwd=project, env=environment, check=False)
+    assert done.returncode != 0
+    (line, *more) = [line for line in done.stderr.splitlines() if said in line]
+    assert line.startswith("ERROR: ")
+    assert not more
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "a wrong secret" not in done.stderr + done.stdout
