@@ -32,7 +32,7 @@ from stages.evidence.digests import whole
 
 R = TypeVar("R", Bar, Curve, Mark)
 ANSWERED = 3  # pairs that the answer on top is about; the tables have all
-WHOLE, REST = "the whole charge", "not in a segment"
+WHOLE, REST, LOST = "the accepted run", "not in a segment", "failed attempts"
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
@@ -73,13 +73,19 @@ def items(comparison: Comparison, task: Task) -> list[Item]:
 def charge_chart(comparison: Comparison, task: Task) -> Chart | None:
     """Each bar is as long as its charge with failed attempts; the same segment has the same shade on every bar."""
     found = [item for item in items(comparison, task) if item.task.charge.with_failed_usd is not None]
-    names = list(dict.fromkeys(name for item in found for name in charge_parts(item.task.charge)))
+    parts = [charge_parts(item.task.charge) for item in found]
+    seen = dict.fromkeys(name for each in parts for name in each)
+    names = [name for name in seen if name not in (WHOLE, LOST)] or [WHOLE]
+    names += [LOST] if LOST in seen else []
     rows = []
-    for item in found:
-        parts = charge_parts(item.task.charge)
-        text = f"{item.task.charge.with_failed_usd} USD"
-        rows.append(Bar(item.run.name, [float(parts.get(name, 0)) for name in names], text, item.colour))
-    legend = f"Parts from dark to light: {', '.join(names)}." if names != [WHOLE] else "No segments are recorded."
+    for item, each in zip(found, parts, strict=True):
+        lengths = [float(each.get(name, 0)) for name in names]
+        if WHOLE in each:
+            lengths[0] = float(each[WHOLE])
+        rows.append(Bar(item.run.name, lengths, f"{item.task.charge.with_failed_usd} USD", item.colour))
+    legend = "No segments are recorded." if names == [WHOLE] else f"Parts from dark to light: {', '.join(names)}."
+    if WHOLE in seen and WHOLE not in names:
+        legend += " A charge without segments is dark."
     return chart("charge", task, "Charge", rows, charts.bars, legend)
 
 
@@ -89,7 +95,7 @@ def charge_parts(charge: Charge) -> dict[str, Decimal]:
     whole_charge = charge.with_failed_usd or Decimal(0)
     lost = whole_charge - charge.usd if charge.usd is not None else Decimal(0)
     rest = whole_charge - lost - sum(parts.values(), Decimal(0))
-    found = {**parts, (REST if parts else WHOLE): rest, "failed attempts": lost}
+    found = {**parts, (REST if parts else WHOLE): rest, LOST: lost}
     return {name: amount for name, amount in found.items() if amount > 0}
 
 

@@ -130,6 +130,10 @@ def test_a_bar_is_as_long_as_the_charge_that_stands_beside_it(repo: Path) -> Non
                 "boot": {"seconds": 1, "usd": "0.01"},
             }
 
+    def bare(path: str, found: dict[str, Any]) -> None:
+        edit(path, found)
+        found.get("receipt", {}).update(segments={})
+
     branch(repo, "plain", platform="modal", charge="0.10")
     branch(repo, "failed", platform="nodus", charge="0.20", edit=edit)
     page = render(build(read_runs(["failed", "plain"])))
@@ -138,7 +142,11 @@ def test_a_bar_is_as_long_as_the_charge_that_stands_beside_it(repo: Path) -> Non
     (failed, plain) = (bar_widths(page, label) for label in ("failed", "plain"))
     assert sum(failed) == pytest.approx(360, abs=1)
     assert failed[:3] == pytest.approx([18, 72, 270], abs=0.1)
-    assert sum(plain) == pytest.approx(180, abs=2)
+    assert plain == pytest.approx([180], abs=0.1)
+    branch(repo, "bare", platform="nodus", charge="0.20", seed=12, edit=bare)
+    page = render(build(read_runs(["bare", "plain"])))
+    assert "Parts from dark to light: running, failed attempts. A charge without segments is dark." in page
+    assert bar_widths(page, "bare") == pytest.approx([90, 270], abs=0.1)
 
 
 def test_the_answer_is_about_every_pair_up_to_three_and_says_where_the_rest_is(repo: Path) -> None:
