@@ -104,12 +104,17 @@ def test_the_page_is_a_pure_function_of_the_runs(page: str, tmp_path: Path) -> N
 
 def test_the_report_stage_shows_one_run_with_its_loss_and_claims_nothing(repo: Path) -> None:
     Builder(repo).write()
+    campaign = repo / "metrics/campaign.json"  # no output of a stage: the page has to be the same without it
+    shutil.copyfile(repo / "reference/pilot/campaign.json", campaign)
     done = stage("report", cwd=repo, env={"PYTHONPATH": str(repo)})
     assert done.returncode == 0, done.stderr
     found = (repo / "metrics/report.html").read_text()
     assert "There is one side only" in found
     assert 'aria-labelledby="loss-sft-t loss-sft-d"' in found
     assert "No charge is recorded." in found
+    campaign.unlink()
+    assert stage("report", cwd=repo, env={"PYTHONPATH": str(repo)}).returncode == 0
+    assert (repo / "metrics/report.html").read_text() == found
 
 
 def bar_widths(page: str, label: str) -> list[float]:
