@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from stages.command import Task
 from stages.comparison.deviations import deviations
-from stages.comparison.machine import unrecorded
+from stages.comparison.machine import unrecorded_machine, unrecorded_work
+from stages.comparison.records import Evidence
 from stages.comparison.sides import CHARGE, DELIVERY, TRAINER, Quantity, Side
 from stages.comparison.statistics import Difference, compare, mean
 
@@ -124,13 +125,13 @@ def confounded(subject: Side, other: Side, items: tuple[str, ...]) -> str | None
     return f"other causes are not ruled out: {', '.join(found)}" if found else None
 
 
-def machines_unrecorded(subject: Side, other: Side) -> str | None:
-    """What is not known of the machines that trained; None where all of it is."""
+def not_shown(subject: Side, other: Side, unrecorded: Callable[[Evidence], list[str]]) -> str | None:
+    """What of the trainings is not known, so that nobody can call them alike; None where all of it is."""
     for task in shared_tasks(subject, other):
         for side in (subject, other):
             for run in side.of(task):
-                if missing := unrecorded(run.training) if run.training else ["training evidence"]:
-                    return f"{task}: not recorded of {side.label}: {', '.join(missing)}; machines not shown to be equal"
+                if missing := unrecorded(run.training) if run.training else ["evidence"]:
+                    return f"{task}: not recorded of {side.label}: {', '.join(missing)}; not shown to be alike"
     return None
 
 
@@ -140,7 +141,7 @@ def speedup(subject: Side, other: Side) -> tuple[bool, str]:
         unlike(subject, other),
         faster(subject, other, TRAINER),
         confounded(subject, other, UNLIKE_WORK + UNLIKE_MACHINES),
-        machines_unrecorded(subject, other),
+        not_shown(subject, other, lambda evidence: unrecorded_machine(evidence) + unrecorded_work(evidence)),
     )
     if found := next(filter(None, reasons), None):
         return False, found
@@ -161,7 +162,8 @@ def superiority(subject: Side, other: Side) -> tuple[bool, str]:
     for task in shared_tasks(subject, other):
         if not no_worse(subject, other, task):
             return False, f"{task}: the quality is lower"
-    if found := confounded(subject, other, (*UNLIKE_WORK, "delivery_clock")):
+    alike = confounded(subject, other, (*UNLIKE_WORK, "delivery_clock")), not_shown(subject, other, unrecorded_work)
+    if found := next(filter(None, alike), None):
         return False, found
     return True, "charge and delivery time are lower beyond their 95 % intervals, at no lower quality"
 

@@ -8,7 +8,7 @@ from stages.comparison.claims import shared_tasks, unlike
 from stages.comparison.compare import one_value
 from stages.comparison.deviations import deviations
 from stages.comparison.facts import cache
-from stages.comparison.machine import cpus, memory, unrecorded
+from stages.comparison.machine import cpus, memory, unrecorded_machine
 from stages.comparison.publication import every, facts, timing_definitions
 from stages.comparison.records import Evidence
 from stages.comparison.schedule import Deviation
@@ -204,7 +204,7 @@ def evaluation(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
 def controls(pair: tuple[Side, Side], protocol: Protocol) -> dict[str, Any]:
     trained = {side.label: run.training for side in pair for run in side.of(shared_tasks(*pair)[0])[:1] if run.training}
     machines = {(cpus(evidence), memory(evidence)) for evidence in trained.values()}
-    known = len(trained) == 2 and not any("limit" in what for e in trained.values() for what in unrecorded(e))
+    known = len(trained) == 2 and not any("limit" in what for e in trained.values() for what in unrecorded_machine(e))
     caches = {cache(evidence) for evidence in trained.values()}
     return {
         "frozen_plan_cpu": facts(pair).get("frozen_plan_cpu", protocol.resources.cpus),

@@ -64,11 +64,18 @@ def size(value: Decimal | int) -> str:
     return f"{value // 2**30} GiB" if value % 2**30 == 0 else f"{plain(Decimal(value) / 2**20)} MiB"
 
 
-def unrecorded(evidence: Evidence) -> list[str]:
+def unrecorded_machine(evidence: Evidence) -> list[str]:
     """What has to be known of a machine before it can be called equal to another, and is not."""
     gpu = evidence.environment.gpu
     facts: dict[str, object] = {"CPU limit": cpus(evidence).limit, "memory limit": memory(evidence).limit}
     if evidence.device != "cpu":
         facts |= {"GPU": gpu, "GPU memory": gpu and gpu.memory_bytes, "GPU driver": gpu and gpu.driver}
-    facts |= {"versions": evidence.environment.versions, "worker code": evidence.job.code}
+    return [name for name, value in facts.items() if not value]
+
+
+def unrecorded_work(evidence: Evidence) -> list[str]:
+    """The same of what ran there, and when: without it nobody can tell what came first or overlapped."""
+    times = evidence.timings
+    facts = {"versions": evidence.environment.versions, "worker code": evidence.job.code}
+    facts |= {"start": times.worker_started_utc, "end": times.verified_utc or times.worker_finished_utc}
     return [name for name, value in facts.items() if not value]

@@ -139,7 +139,7 @@ def test_no_speed_up_on_machines_of_which_nothing_is_recorded(repo: Path) -> Non
         branch(repo, f"{platform}-{seed}", platform=platform, seed=seed, **options)
     comparison = build(read_runs(["nodus-1", "modal-1", "nodus-2", "modal-2"]))
     assert comparison.deviations == []
-    why = "sft: not recorded of nodus: CPU limit, memory limit; machines not shown to be equal"
+    why = "sft: not recorded of nodus: CPU limit, memory limit; not shown to be alike"
     assert claim(comparison, "speedup") == (False, why)
 
 
@@ -155,6 +155,17 @@ def test_a_gpu_has_to_be_recorded_where_one_trained(repo: Path) -> None:
         names.append(f"{platform}-{seed}")
     holds, reason = claim(build(read_runs(names)), "speedup")
     assert (holds, reason.split(";")[0]) == (False, "sft: not recorded of nodus: GPU memory, GPU driver")
+
+
+def test_nothing_is_claimed_of_runs_of_which_nobody_knows_when_they_were(repo: Path) -> None:
+    """They may have overlapped, or come one after the other."""
+
+    def change(found: dict[str, Any]) -> None:
+        found["timings"] |= {"worker_started_utc": None, "submitted_utc": None}
+
+    comparison = repeats(repo, 50.0, 100.0, edit=in_evidence(change))
+    for name in ("speedup", "superiority"):
+        assert claim(comparison, name) == (False, "sft: not recorded of modal: start; not shown to be alike")
 
 
 def test_nothing_is_claimed_where_one_platform_always_came_first(repo: Path) -> None:
