@@ -5,6 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stages.comparison.compare import Comparison, build
 from stages.comparison.runs import read_runs
 from stages.comparison.schedule import Deviation
@@ -55,3 +57,35 @@ def repeats(repo: Path, fast: float, slow: float, **options: Any) -> Comparison:
             branch(repo, name, **(given | (options if j else {})))
             names.append(name)
     return build(read_runs(names))
+
+
+# Metrics that are compared as they stand: stage and key.
+COMPARED = {
+    *(("evaluate", key) for key in ("accuracy", "format_validity", "nll", "perplexity")),
+    ("train", "trainer_seconds"),
+    ("train", "delivery_seconds"),
+}
+
+
+def agreed(made: dict[str, Any], told: dict[str, Any]) -> tuple[int, int]:
+    """Hold every number of `dvc metrics diff` against `compare --json` of the same two runs.
+
+    Returns how many there were, and how many of them `compare` estimates and sets against each other.
+    """
+    numbers = compared_too = 0
+    ours = [side["runs"][0]["tasks"] for side in made["sides"]]
+    for path, figures in told.items():
+        task, stage = Path(path).parts[1], Path(path).stem
+        for key, values in figures.items():
+            found = [tasks[task]["metrics"][stage] for tasks in ours]
+            for part in key.split("."):
+                found = [each[part] for each in found]
+            assert found == [values["old"], values["new"]], (path, key)
+            numbers += 1
+            if (stage, key) in COMPARED:
+                assert [side["estimates"][task][key]["mean"] for side in made["sides"]] == found
+                difference = made["pairs"][0]["tasks"][task]["differences"][key]
+                assert [difference["subject"], difference["other"]] == found
+                assert difference["difference"] == found[0] - found[1] == pytest.approx(-values.get("diff", 0))
+                compared_too += 1
+    return numbers, compared_too

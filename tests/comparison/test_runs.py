@@ -1,6 +1,7 @@
 """Promise: runs are read as they are at a revision, and what is missing, newer or damaged is said, never made up."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from stages.command import ParityError
 from stages.comparison.compare import build, document
 from stages.comparison.runs import read_runs
 from tests.comparison.build import Builder, branch, commit
-from tests.conftest import run, stage
+from tests.comparison.judge import agreed
+from tests.conftest import ROOT, run, stage
 
 
 def edit_of(path: str, change: Callable[[dict[str, Any]], None]) -> Callable[[str, dict[str, Any]], None]:
@@ -158,6 +160,19 @@ def test_json_markdown_and_table_of_the_command(repo: Path) -> None:
     assert table.returncode == 0
     assert "nodus charged 50.00 % less than modal: 0.30 against 0.60 USD" in table.stdout
     assert "not estimated" in table.stdout
+
+
+def test_dvc_metrics_diff_agrees_with_every_number_it_shares(repo: Path) -> None:
+    for name in ("dvc.yaml", ".dvc/config", ".dvc/.gitignore"):
+        (repo / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, repo / name)
+    commit(repo, "a pipeline")
+    branch(repo, "a", good=38, seconds=100.0)
+    branch(repo, "b", seed=12, good=31, seconds=90.25)
+    told = json.loads(run("dvc", "metrics", "diff", "a", "b", "--json", "--all", cwd=repo).stdout)
+    numbers, compared = agreed(document(build(read_runs(["a", "b"]))), told)
+    assert numbers > 30
+    assert compared == 8
 
 
 def test_submitting_machines_compare_without_torch_transformers_or_scipy(repo: Path) -> None:
