@@ -5,6 +5,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH = 360
+LETTERS = 44  # of the page's type that fit into it, with room to spare
 # Distinct in hue and in lightness, so that they stay apart in grey and for colour-blind readers.
 COLOURS = ("#1f5fa8", "#b4540a", "#2e7d4f", "#7a3e9d", "#8a6d00", "#a3244b", "#3f6b75", "#555555")
 DASHES = ("", "6 3", "2 3", "9 3 2 3")
@@ -50,6 +51,14 @@ def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start"
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
+def heading(y: float, label: str, figure: str) -> str:
+    """A row's name on the left and its figure on the right. A long name gives way; the tables have it whole."""
+    room = LETTERS - len(figure) - 2
+    half = max(3, (room - 1) // 2)
+    shown = label if len(label) <= room else f"{label[:half]}…{label[-half:]}"
+    return text(0, y, shown) + text(WIDTH, y, figure, "figure", "end")
+
+
 def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
@@ -60,7 +69,7 @@ def bars(name: str, title: str, rows: Sequence[Bar]) -> str:
     top = max(sum(row.parts) for row in shown) or 1
     body, y = "", 0.0
     for row in shown:
-        body += text(0, y + 13, row.label) + text(WIDTH, y + 13, row.text, "figure", "end")
+        body += heading(y + 13, row.label, row.text)
         x = 0.0
         for part, shade in zip(row.parts, (*SHADES, *(SHADES[-1],) * len(row.parts)), strict=False):
             if part <= 0:  # a segment of other bars
@@ -83,7 +92,7 @@ def curves(name: str, title: str, found: Sequence[Curve]) -> str:
     shown = found[:MOST]
     xs = [x for curve in shown for x, _ in curve.points]
     ys = [y for curve in shown for _, y in curve.points]
-    right, top, bottom, left = max(xs) or 1, max(ys) * 1.05 or 1, 180.0, 34.0
+    right, top, bottom, left = max(xs) or 1, max(ys) * 1.05 or 1, 180.0, 46.0
     scale_x, scale_y = (WIDTH - left - 4) / right, (bottom - 8) / top
     body = ""
     for y in ticks(0, top):
@@ -93,13 +102,13 @@ def curves(name: str, title: str, found: Sequence[Curve]) -> str:
     for x in ticks(0, right):
         anchor = "end" if x == right else "start" if x == 0 else "middle"
         body += text(left + x * scale_x, bottom + 16, f"{x:.0f}", "tick", anchor)
-    body += text(WIDTH, bottom + 31, "step", "tick", "end")
+    body += text(WIDTH, bottom + 33, "step", "tick", "end")
     for i, curve in enumerate(shown):
         path = " ".join(f"{left + x * scale_x:.1f},{bottom - y * scale_y:.1f}" for x, y in curve.points)
         dash = f' stroke-dasharray="{DASHES[i % len(DASHES)]}"' if i % len(DASHES) else ""
         body += f'<polyline points="{path}" stroke="{colour(curve.colour)}" class="curve"{dash}/>'
     last = "; ".join(f"{c.label}: from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in shown)
-    return svg(name, title, last, bottom + 36, body)
+    return svg(name, title, last, bottom + 38, body)
 
 
 def marks(name: str, title: str, rows: Sequence[Mark]) -> str:
@@ -116,7 +125,7 @@ def marks(name: str, title: str, rows: Sequence[Mark]) -> str:
     body, y = "", 0.0
     for row in shown:
         verdict = "met" if row.passed else "FAILED"
-        body += text(0, y + 13, row.label) + text(WIDTH, y + 13, f"{row.final:.4f}, gate {verdict}", "figure", "end")
+        body += heading(y + 13, row.label, f"{row.final:.4f}, gate {verdict}")
         body += f'<line x1="0" x2="{WIDTH}" y1="{y + 30:.1f}" y2="{y + 30:.1f}" class="grid"/>'
         body += f'<line x1="{at(row.gate):.1f}" x2="{at(row.gate):.1f}" y1="{y + 21}" y2="{y + 39}" class="gate"/>'
         if row.base is not None:
