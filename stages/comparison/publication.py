@@ -16,7 +16,7 @@ from stages.comparison.compare import estimates, matching, plain, task_pair
 from stages.comparison.deviations import distinct
 from stages.comparison.records import Evidence
 from stages.comparison.revisions import REFERENCE
-from stages.comparison.runs import Run, TaskRun
+from stages.comparison.runs import CAMPAIGN, Run, TaskRun
 from stages.comparison.sides import Side, sides
 from stages.comparison.view import TASK_NAMES
 from stages.evidence.digests import parse_json, read_json
@@ -32,6 +32,8 @@ NOT_TRAINING = ("delivery_seconds", "charge_usd", "global_step")
 
 def two_sides(runs: list[Run]) -> tuple[Side, Side]:
     """The sides to publish, under neutral names: what a branch is called is nobody's business."""
+    if any(run.account is None and CAMPAIGN in run.sources for run in runs):
+        raise ParityError(f"publish: {CAMPAIGN} of a run cannot be read; `python -m stages.compare` says why")
     kept, _ = distinct([run for run in runs if run.tasks])
     found = sides(kept)
     if len(found) != 2 or not all(side.platform for side in found):

@@ -14,7 +14,7 @@ from stages.command import ParityError
 from stages.evidence.chain import append, lines, locked
 from stages.platforms import Receipt, state_folder
 from stages.protocol import Campaign
-from stages.validation import Charge, Frozen, Name, Sha256, plain, validate
+from stages.validation import Charge, Frozen, Name, plain, validate
 
 Role = Literal[
     "in_flight",
@@ -43,7 +43,7 @@ class Entry(Frozen):
     platform: Name
     task: str
     stage: str | None
-    job: Sha256 | None
+    job: Name | None
     role: Role
     detail: Detail | None = None
     held_usd: Charge | None

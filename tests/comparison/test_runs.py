@@ -128,7 +128,7 @@ def test_another_protocol_is_said_and_nothing_is_claimed(repo: Path) -> None:
         ("metrics/sft/evidence/train.json", "{}", "metrics/sft/evidence/train.json: version: missing"),
         ("metrics/sft/loss.csv", "step,loss\n1,x\n", "metrics/sft/loss.csv: no loss curve"),
         ("metrics/campaign.json", "[]", "metrics/campaign.json: top level"),
-        ("protocols/embedded.yaml", "a: [", "protocol: not valid YAML"),
+        ("protocols/embedded.yaml", "a: [", "protocol:1:5: not valid YAML"),
     ],
 )
 def test_a_damaged_file_is_a_remark_of_its_run(repo: Path, path: str, content: str, problem: str) -> None:
