@@ -1,6 +1,7 @@
 """Promise: one page without network or script, the answer first, readable on a phone, by keyboard and by ear."""
 
 import re
+import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path

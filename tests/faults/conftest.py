@@ -17,8 +17,9 @@ EIGHT_STEPS = {
     "save_steps: 40": "save_steps: 2",
     "logging_steps: 10": "logging_steps: 2",
 }
+MARK = f"-{0x7F3A9C:x}"  # in every planted value; computed, so that no source has it
 PLANTED = {
-    name: f"planted-{name.lower().replace('_', '-')}-7f3a9c"
+    name: f"planted-{name.lower().replace('_', '-')}{MARK}"
     for name in (
         *("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET", "NODUS_API_KEY", "HF_TOKEN"),
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -26,17 +27,16 @@ PLANTED = {
 }
 FILES = {
     ".modal.toml": "[planted]\nactive = true\n"
-    'token_id = "planted-modal-file-id-7f3a9c"\ntoken_secret = "planted-modal-file-7f3a9c"\n',
+    'token_id = "planted-modal-file-idMARK_HERE"\ntoken_secret = "planted-modal-fileMARK_HERE"\n',
     ".nodus/config": "kind: Config\ncurrent-context: planted\n"
     "contexts:\n- name: planted\n  context: {cluster: c, user: u}\n"
     "clusters:\n- name: c\n  cluster: {server: 'http://127.0.0.1:9'}\n"
-    "users:\n- name: u\n  user: {token: planted-nodus-file-7f3a9c}\n",
-    ".netrc": "machine 127.0.0.1 login planted-netrc-login-7f3a9c password planted-netrc-7f3a9c\n",
-    ".aws/credentials": "[default]\naws_access_key_id = planted-aws-file-id-7f3a9c\n"
-    "aws_secret_access_key = planted-aws-file-7f3a9c\n",
-    ".cache/huggingface/token": "planted-hub-file-7f3a9c",
+    "users:\n- name: u\n  user: {token: planted-nodus-fileMARK_HERE}\n",
+    ".netrc": "machine 127.0.0.1 login planted-netrc-loginMARK_HERE password planted-netrcMARK_HERE\n",
+    ".aws/credentials": "[default]\naws_access_key_id = planted-aws-file-idMARK_HERE\n"
+    "aws_secret_access_key = planted-aws-fileMARK_HERE\n",
+    ".cache/huggingface/token": "planted-hub-fileMARK_HERE",
 }
-MARK = b"-7f3a9c"  # in every planted value
 
 
 def shorten(project: Path) -> None:
@@ -66,7 +66,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     home = tmp_path_factory.mktemp("home")
     for name, content in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(content)
+        (home / name).write_text(content.replace("MARK_HERE", MARK))
         (home / name).chmod(0o600)
     return PLANTED | {"HOME": str(home)}
 

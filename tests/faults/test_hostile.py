@@ -38,7 +38,7 @@ FIXED = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-SAMPLE, WHOLE = 12, 150  # documents per file
+SAMPLE, WHOLE = 8, 150  # documents per file
 BUDGET = Campaign(name="hostile", authorization_usd="9.00", cap_usd="1.00", reserve_usd="0.00")
 CONTEXT = platforms.Context(None, Decimal(1))
 

@@ -34,7 +34,7 @@ def planted(*roots: Path) -> list[str]:
     """Files below `roots` that a planted value, or any other in their place, has got into."""
     files = [path for root in roots for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     assert files
-    return [str(path) for path in files if any(MARK in part for part in unpacked(path)) and not own(path)]
+    return [str(path) for path in files if any(MARK.encode() in part for part in unpacked(path)) and not own(path)]
 
 
 def own(path: Path) -> bool:
@@ -43,7 +43,7 @@ def own(path: Path) -> bool:
 
 
 def said(done: "subprocess.CompletedProcess[str]") -> str:
-    assert MARK.decode() not in done.stdout + done.stderr, done.stdout + done.stderr
+    assert MARK not in done.stdout + done.stderr, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
