@@ -50,7 +50,8 @@ def free_port() -> int:
 
 
 def ask(url: str, body: bytes | None = None) -> None:
-    with urllib.request.urlopen(url, body, timeout=30) as answer:
+    request = urllib.request.Request(url, body, {"Content-Type": "text/plain"})  # a form's would not be read
+    with urllib.request.urlopen(request, timeout=30) as answer:
         answer.read()
 
 
