@@ -1,6 +1,7 @@
 """Child processes that do not outlive this one, and the emulator among them."""
 
 import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -28,7 +29,29 @@ def rehearsal(name: str, folder: Path, mirror: Path | None) -> Iterator[None]:
 
     The emulator (`python -m emulators.<name> --folder DIR`) prints one line of JSON when it is ready: the environment
     that points the platform's SDK at it, null for a variable to unset. It is set over whatever the user has.
+
+    Rehearsals on one platform take turns: a second emulator would take up the jobs of the first as its own.
     """
+    with turn(name, folder.with_name(f"{folder.name}.lock")), emulator(name, folder, mirror):
+        yield
+
+
+@contextlib.contextmanager
+def turn(name: str, path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, waiting where another process has it. The lock goes with the process that has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waiting: another rehearsal on {name} is under way", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def emulator(name: str, folder: Path, mirror: Path | None) -> Iterator[None]:
+    """Run the block with the emulator beside it, and the environment pointing at it."""
     command = [sys.executable, "-m", f"emulators.{name}", "--folder", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(PROJECT)}
     if mirror:
