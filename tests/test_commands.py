@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -134,63 +133,6 @@ def test_a_file_where_a_folder_should_be_is_named(prepared: Path, tmp_path: Path
     finally:
         inputs.unlink()
         (tmp_path / "away").rename(inputs)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], check=False)
-    if made.returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_preparing_on_a_full_disk_is_one_line_and_leaves_nothing(prepared: Path, small_disk: Path) -> None:
-    before = listing(prepared / "data/raw")
-    subprocess.run(["mount", "--bind", str(small_disk), str(prepared / "data/inputs")], check=True)
-    try:
-        done = stage("prepare", "sft", cwd=prepared)
-        complains(done, 1, "error: data/inputs/sft-train.jsonl: No space left on device; free some space")
-        assert listing(prepared / "data/inputs") == []
-    finally:
-        subprocess.run(["umount", str(prepared / "data/inputs")], check=True)
-    assert listing(prepared / "data/raw") == before
-
-
-@pytest.mark.parametrize("name", ["sources", "train"])
-def test_a_full_disk_under_a_stage_is_one_line_and_leaves_nothing(name: str, prepared: Path, small_disk: Path) -> None:
-    if name == "sources":
-        (prepared / "data/raw").rename(prepared / "data/raw.kept")
-        subprocess.run(["mount", "--bind", str(small_disk), str(prepared / "data")], check=True)
-        try:
-            done = stage("sources", cwd=prepared)
-            assert listing(prepared / "data") == []
-        finally:
-            subprocess.run(["umount", str(prepared / "data")], check=True)
-            (prepared / "data/raw.kept").rename(prepared / "data/raw")
-        assert done.stderr.count("\n") == 1
-        assert "No space left on device" in done.stderr
-    else:
-        done = stage("train", "sft", cwd=prepared, env={"PARITY_STATE": str(small_disk)})
-        assert not (prepared / "data/models").exists()
-        assert "o space left on device" in done.stderr
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_a_read_only_folder_is_named_with_what_to_do(prepared: Path, tmp_path: Path) -> None:
-    inputs = prepared / "data/inputs"
-    subprocess.run(["mount", "--bind", str(inputs), str(inputs)], check=True)
-    try:
-        if subprocess.run(["mount", "-o", "remount,bind,ro", str(inputs)], check=False).returncode:
-            pytest.skip("a read-only mount needs root")
-        done = stage("prepare", "pretrain", cwd=prepared)
-    finally:
-        subprocess.run(["umount", str(inputs)], check=True)
-    complains(done, 1, "Read-only file system; choose a folder that can be written")
 
 
 def test_an_interrupt_is_not_a_crash() -> None:

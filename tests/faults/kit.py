@@ -22,9 +22,10 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 HOOK = """
 import os, sys
 
-if os.environ.get("FAULT_MODULE") in sys.orig_argv:
+named = [name for name in os.environ.get("FAULT_MODULES", "").split() if name in sys.orig_argv]
+if named:
     at, number = int(os.environ["FAULT_AT"]), int(os.environ["FAULT_SIGNAL"])
-    count = os.open(os.environ["FAULT_COUNT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    count = os.open(os.environ["FAULT_COUNT"] + named[0], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     touched = 0
     APART = ("/dev/", "/proc/", os.environ["TMPDIR"])  # an SDK's temporary files come in no certain number
     CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"}
@@ -99,10 +100,10 @@ class Place:
             "PYTHONPATH": "",
         }
 
-    def armed(self, module: str, at: int = 0, number: int = signal.SIGKILL) -> dict[str, str]:
-        """The environment in which `module` counts its touches, and at the `at`-th has its signal."""
-        hook = {"FAULT_MODULE": module, "FAULT_AT": str(at), "FAULT_SIGNAL": str(int(number))}
-        where = {"FAULT_COUNT": str(self.count), "PYTHONPATH": str(self.project)}
+    def armed(self, modules: str, at: int = 0, number: int = signal.SIGKILL) -> dict[str, str]:
+        """The environment in which `modules` count their touches, and at the `at`-th have their signal."""
+        hook = {"FAULT_MODULES": modules, "FAULT_AT": str(at), "FAULT_SIGNAL": str(int(number))}
+        where = {"FAULT_COUNT": f"{self.count}-", "PYTHONPATH": str(self.project)}
         return self.environment | hook | where
 
     def start(self, environment: dict[str, str], *command: str) -> "subprocess.Popen[str]":
@@ -114,8 +115,8 @@ class Place:
         out, errors = child.communicate()
         return subprocess.CompletedProcess(child.args, child.returncode, out, errors)
 
-    def touches(self) -> int:
-        return self.count.stat().st_size
+    def touches(self, module: str) -> int:
+        return self.count.with_name(f"{self.count.name}-{module}").stat().st_size
 
     def processes(self) -> list[str]:
         """Command lines of what still runs and has this place in its environment."""

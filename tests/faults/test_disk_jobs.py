@@ -12,6 +12,7 @@ from tests.conftest import stage
 from tests.faults.kit import picture
 from tests.faults.test_disk import BLOCK, Machine
 
+pytestmark = pytest.mark.faults  # each trains
 OUTPUTS = (
     *("data/models/pretrain", "metrics/pretrain/loss.csv", "metrics/pretrain/train.json"),
     *("data/predictions/pretrain/evaluate.jsonl", "metrics/pretrain/evaluate.json"),
@@ -71,7 +72,7 @@ FULL = "No space left on device; free some space and run it again"
 POINTS = {"job": 0, "weights": 1 * MIB, "optimizer": 4 * MIB, "export": 7 * MIB}
 
 
-@pytest.mark.parametrize("point", [pytest.param(p, marks=() if p == "job" else pytest.mark.faults) for p in POINTS])
+@pytest.mark.parametrize("point", POINTS)
 def test_training_on_a_full_disk(point: str, machine: Machine) -> None:
     expected = results(machine)
     machine.disk.fill(POINTS[point])
@@ -83,7 +84,6 @@ def test_training_on_a_full_disk(point: str, machine: Machine) -> None:
     assert results(machine) == expected
 
 
-@pytest.mark.faults
 def test_evaluating_on_a_full_disk(machine: Machine) -> None:
     """The job's input and records fit, its predictions do not."""
     expected = results(machine)
@@ -95,7 +95,6 @@ def test_evaluating_on_a_full_disk(machine: Machine) -> None:
     assert results(machine) == expected
 
 
-@pytest.mark.faults
 def test_training_without_inodes(machine: Machine) -> None:
     expected = results(machine)
     machine.disk.take_inodes(16)
@@ -105,14 +104,13 @@ def test_training_without_inodes(machine: Machine) -> None:
     assert results(machine) == expected
 
 
-@pytest.mark.parametrize("name", ["train", pytest.param("evaluate", marks=pytest.mark.faults)])
+@pytest.mark.parametrize("name", ["train", "evaluate"])
 def test_a_read_only_disk_is_found_out_before_the_worker_starts(name: str, machine: Machine) -> None:
     machine.disk.lock()
     said = fails(machine, name, "Read-only file system; choose a folder that can be written")
     assert "step" not in said
 
 
-@pytest.mark.faults
 def test_a_training_whose_model_may_not_be_put_in_its_place_is_not_lost(machine: Machine) -> None:
     expected = results(machine)
     models = machine.disk.view(machine.project / "data/models")

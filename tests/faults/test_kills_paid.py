@@ -72,7 +72,7 @@ def touches(nodus: Emulator, hook: Path, tmp_path_factory: pytest.TempPathFactor
     done = side.run()
     assert done.returncode == 0, done.stderr
     assert side.phases() == ["Succeeded"]
-    return side.place.touches()
+    return side.place.touches("tests.faults.paid")
 
 
 @pytest.mark.parametrize("point", points("nodus", 14, sample=(6, 11)))
@@ -121,7 +121,7 @@ def modal_touches(modal: modal_kit.Emulator, hook: Path, tmp_path_factory: pytes
     modal_kit.make_job(place.folder / "job", steps=3, size=9_000_000)
     done = on_modal(modal, place, hook)
     assert done.returncode == 0, done.stderr
-    return place.touches()
+    return place.touches("tests.platforms.modal_submit")
 
 
 @pytest.mark.parametrize("point", points("modal", 10, sample=(5,)))
