@@ -71,7 +71,7 @@ def append(file: Path, event: str, attempt: str, **values: Any) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        raise named(error, {file: file}) from error
+        raise named(error, {file: file}) from None
     if new:
         directory = os.open(file.parent, os.O_RDONLY)
         os.fsync(directory)

@@ -88,7 +88,7 @@ def named(error: OSError, places: Mapping[Path, Path]) -> OSError:
 def replacing(*paths: Path) -> Iterator[list[Path]]:
     """Where to make the successors of `paths`, files or folders. They take their places together when the block ends.
 
-    After any error `paths` are as they were, and what was made is gone; after a kill, the next writer removes it.
+    After an error in it `paths` are as they were and what was made is gone; after a kill the next writer removes it.
     """
     places = {path.with_name(f".{path.name}.{os.getpid()}.partial"): path for path in paths}
     try:
@@ -99,7 +99,7 @@ def replacing(*paths: Path) -> Iterator[list[Path]]:
         for partial, path in places.items():
             swap(partial, path)
     except OSError as error:
-        raise named(error, places) from error
+        raise named(error, places) from None
     finally:
         for partial in places:
             with contextlib.suppress(OSError):  # on a disk that takes no writes there is nothing to remove
@@ -115,7 +115,7 @@ def filling(path: Path) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        raise named(error, {path: path}) from error
+        raise named(error, {path: path}) from None
 
 
 @contextlib.contextmanager
