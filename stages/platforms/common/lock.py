@@ -1,4 +1,4 @@
-"""A job's folder for one process alone."""
+"""What one process alone may work on at a time: a job's folder, an emulator."""
 
 import contextlib
 import fcntl
@@ -10,16 +10,20 @@ from typing import TextIO
 from stages.command import ParityError
 
 
-def lock(path: Path, *, wait: bool) -> TextIO:
-    """Hold the lock file `path`. Where another process has it, wait and say so, or raise ParityError."""
+def lock(path: Path, *, waiting: str | None) -> TextIO:
+    """Hold the lock file `path`. Where another process has it, wait and say so, or, without words, raise ParityError.
+
+    The lock goes with the process, however it ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         stream = path.open("w")
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not wait:
+            if waiting is None:
                 raise ParityError("a process on this machine is working on it") from None
-            print(f"waiting: another process runs job {path.stem:.12}", flush=True)
+            print(f"waiting: {waiting}", flush=True)
             fcntl.flock(stream, fcntl.LOCK_EX)
         # The holder before us removes the file; a lock on a removed file excludes nobody.
         if path.is_file() and path.stat().st_ino == os.fstat(stream.fileno()).st_ino:
@@ -30,9 +34,8 @@ def lock(path: Path, *, wait: bool) -> TextIO:
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold a job's folder, which is made where it is missing, and removed where it was left empty."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f"{folder.name}.lock")
-    with lock(path, wait=wait):
+    with lock(path, waiting=f"another process runs job {folder.name:.12}" if wait else None):
         try:
             folder.mkdir(exist_ok=True)
             yield

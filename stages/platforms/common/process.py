@@ -1,7 +1,6 @@
 """Child processes that do not outlive this one, and the emulator among them."""
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from stages.command import ParityError, die_with_parent
 from stages.jobs import PROJECT
+from stages.platforms.common.lock import lock
 
 
 def stop(child: "subprocess.Popen[str]", grace: float = 10) -> None:
@@ -32,20 +32,8 @@ def rehearsal(name: str, folder: Path, mirror: Path | None) -> Iterator[None]:
 
     Rehearsals on one platform take turns: a second emulator would take up the jobs of the first as its own.
     """
-    with turn(name, folder.with_name(f"{folder.name}.lock")), emulator(name, folder, mirror):
-        yield
-
-
-@contextlib.contextmanager
-def turn(name: str, path: Path) -> Iterator[None]:
-    """Hold the lock file `path`, waiting where another process has it. The lock goes with the process that has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting: another rehearsal on {name} is under way", flush=True)
-            fcntl.flock(stream, fcntl.LOCK_EX)
+    path, waiting = folder.with_name(f"{folder.name}.lock"), f"another rehearsal on {name} is under way"
+    with lock(path, waiting=waiting), emulator(name, folder, mirror):
         yield
 
 
