@@ -52,7 +52,7 @@ def test_reconcile_keeps_a_hold_that_it_cannot_explain_until_it_is_released(spen
     assert f"│ {spent} │ still held: nodus: not signed in" in shown
     found = json.loads(command("reconcile", "--json").stdout)
     assert list(found) == [spent]
-    assert found[spent].endswith(f"`python -m stages.campaign reconcile --release {spent}`")
+    assert found[spent].startswith("still held: nodus: not signed in; run `nodus login`")
     refused = command("reconcile", "--release", "nobody")
     assert refused.returncode == 1
     assert f"nobody: no such hold; held are {spent}" in refused.stderr

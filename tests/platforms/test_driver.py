@@ -202,12 +202,12 @@ def test_a_delivery_ends_when_its_output_is_first_verified(params: Params, job: 
     state, late = tmp_path / "state", [Attempt(outcome="succeeded", started_utc=platforms.now())]
     Paid.bill = Receipt(platform="modal", attempts=late, charge_usd=None, final=False)
     first = run(params, job, state)
-    assert "charge_usd" not in delivery.metrics({"metrics": {}}, first)
+    assert "charge_usd" not in delivery.metrics(types.SimpleNamespace(metrics={}), first)
     Paid.bill = None
     time.sleep(0.3)
     again = run(params, job, state)
     assert (again.seconds, again.verified_utc, again.taken_up) == (first.seconds, first.verified_utc, False)
-    assert delivery.metrics({"metrics": {}}, again)["charge_usd"] == 0.25
+    assert delivery.metrics(types.SimpleNamespace(metrics={}), again)["charge_usd"] == 0.25
     assert booked(state) == [("headline_successful_attempt", "0.25", True)]
 
 
