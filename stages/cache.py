@@ -9,9 +9,8 @@ is damaged or missing, and with 0 once it was dropped.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from stages import command
 from stages.command import ParityError
@@ -39,11 +38,7 @@ class Fault(NamedTuple):
     path: str
     where: str
     problem: str
-    remove: Callable[[], object]
-
-
-def nothing() -> None:
-    """What there is to remove of something missing."""
+    gone: list[str]  # what has to be removed for it to be fetched, pushed or made again
 
 
 def local() -> Place:
@@ -85,40 +80,34 @@ def problem(place: Place, path: str, md5: str) -> str | None:
     return None if found == md5.removesuffix(".dir") else f"damaged: its MD5 is {found}, its name says {md5}"
 
 
-def objects(place: Place) -> Iterator[tuple[str, str, str | None]]:
-    """Path, MD5 and problem of everything of the workspace's run that DVC keeps; a folder's files after their list."""
+def objects(place: Place) -> Iterator[tuple[str, str, str | None, str | None]]:
+    """Path, MD5, problem, and the list of the folder it is in, of everything of the workspace's run that DVC keeps."""
     for path, md5 in locked(Folder(Path())).outs.items():
         if not path.startswith("data/"):
             continue
-        yield path, md5, (wrong := problem(place, place.path(md5), md5))
+        where = place.path(md5)
+        yield path, md5, (wrong := problem(place, where, md5)), None
         if md5.endswith(".dir") and wrong is None:
-            with place.open(place.path(md5)) as stream:
-                inner = listed(stream.read(), place.path(md5))
+            with place.open(where) as stream:
+                inner = listed(stream.read(), where)
             for name, digest in inner.items():
-                yield f"{path}/{name}", digest, problem(place, place.path(digest), digest)
+                yield f"{path}/{name}", digest, problem(place, place.path(digest), digest), where
 
 
 def faults(place: Place, copies: bool) -> Iterator[Fault]:
     """All that is wrong in a place and, with `copies`, in the workspace."""
-    for path, md5, wrong in objects(place):
+    for path, md5, wrong, listing in objects(place):
         where = place.path(md5)
         if wrong:
-            yield Fault(path, where, wrong, nothing if wrong == "missing" else partial(place.remove, where))
+            # DVC pushes nothing of a folder whose list a remote has, so there the list goes too.
+            gone = [where] if wrong != "missing" else []
+            gone += [listing] if listing and not copies else []
+            yield Fault(path, where, wrong, gone)
         if copies and (own := Path(path)).is_file():
             with own.open("rb") as stream:
                 found = md5_of(stream)
             if found != md5:
-                yield Fault(path, path, f"damaged or edited: its MD5 is {found}, dvc.lock says {md5}", own.unlink)
-
-
-def forget(name: str) -> None:
-    """Drop DVC's notes on what a remote holds: it would push nothing that it once saw there."""
-    from dvc.repo import Repo
-    from dvc_data.hashfile.db import get_index
-
-    index: Any = get_index(Repo().cloud.get_remote(name).odb)
-    index.clear()
-    index.close()
+                yield Fault(path, path, f"damaged or edited: its MD5 is {found}, dvc.lock says {md5}", [path])
 
 
 def main() -> int:
@@ -126,18 +115,20 @@ def main() -> int:
     arguments.add_argument("--remote", metavar="NAME", help="a DVC remote instead of the cache and the workspace")
     arguments.add_argument("--drop", action="store_true", help="remove what is damaged")
     given = arguments.parse_args()
-    found = list(faults(remote(given.remote) if given.remote else local(), copies=not given.remote))
+    place = remote(given.remote) if given.remote else local()
+    found = list(faults(place, copies=not given.remote))
     for fault in found:
         print(f"{fault.path}: {fault.problem} ({fault.where})")
-    for fault in {fault.where: fault for fault in found}.values() if given.drop else ():  # files may share an object
-        fault.remove()
     if not found:
         print("every object is what its digest says")
         return 0
-    if given.drop and given.remote:
-        forget(given.remote)
-    print(f"{len(found)} dropped; {AFTER_REMOTE if given.remote else AFTER}" if given.drop else "--drop removes them")
-    return 0 if given.drop else 1
+    if not given.drop:
+        print("--drop removes what is damaged")
+        return 1
+    for path in dict.fromkeys(path for fault in found for path in fault.gone):  # files may share an object
+        place.remove(path)
+    print(f"dropped; {AFTER_REMOTE if given.remote else AFTER}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ EIGHT_STEPS = {
     "save_steps: 40": "save_steps: 2",
     "logging_steps: 10": "logging_steps: 2",
 }
-MARK = f"-{0x7F3A9C:x}"  # in every planted value; computed, so that no source has it
+MARK = f"-{0x5C81E4:x}"  # in every planted value; computed, so that no source and no commit has it
 PLANTED = {
     name: f"planted-{name.lower().replace('_', '-')}{MARK}"
     for name in (
