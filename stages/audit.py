@@ -64,8 +64,8 @@ def check_publication(
 def show(lines: list[tuple[str, Line]], everything: bool) -> None:
     from rich.console import Console
 
+    from stages.comparison.cells import Table
     from stages.comparison.tables import rich_table
-    from stages.comparison.view import Table
 
     shown = [(name, line) for name, line in lines if everything or line.outcome != "recomputed and equal"]
     rows = [[name, line.what, line.outcome, line.recorded, line.recomputed] for name, line in shown]

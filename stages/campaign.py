@@ -18,8 +18,9 @@ from typing import Any, get_args
 
 from stages import command, platforms
 from stages.command import ParityError
+from stages.comparison.bills import campaign_table
+from stages.comparison.cells import Table
 from stages.comparison.runs import CAMPAIGN
-from stages.comparison.view import Table, campaign_table
 from stages.evidence import ledger
 from stages.evidence.digests import write_json
 from stages.evidence.ledger import Account, Entry, Totals

@@ -11,9 +11,10 @@ from decimal import Decimal
 from pathlib import Path
 
 from stages.command import ParityError, Task
+from stages.comparison.charges import Booked, failures
 from stages.comparison.records import Evidence
 from stages.comparison.revisions import Folder
-from stages.comparison.runs import CAMPAIGN, Booked, Reader, Run, Share, TaskRun, failures, read_runs
+from stages.comparison.runs import CAMPAIGN, Reader, Run, Share, TaskRun, read_runs
 from stages.evidence.digests import read_json
 from stages.evidence.ledger import FAILED, Account, Entry
 from stages.validation import validate

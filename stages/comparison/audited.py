@@ -6,8 +6,9 @@ from typing import Any, Literal, NamedTuple
 from stages import layout
 from stages.command import TASKS, ParityError, Task
 from stages.comparison.artifacts import Artifact, artifacts
+from stages.comparison.records import STAGES
 from stages.comparison.revisions import Files
-from stages.comparison.runs import STAGES, parse_protocol
+from stages.comparison.runs import parse_protocol
 from stages.evidence.digests import parse_json, sha256_file
 from stages.protocol import Protocol
 

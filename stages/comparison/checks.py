@@ -11,9 +11,10 @@ from stages.command import TASKS, ParityError, Task
 from stages.comparison.artifacts import cached, locked, md5_file, md5_found
 from stages.comparison.audited import Audited, Line, same, unknown
 from stages.comparison.booked import check_campaign
+from stages.comparison.charges import GOOD_ENDINGS
 from stages.comparison.gates import verdicts
 from stages.comparison.revisions import Files
-from stages.comparison.runs import GOOD_ENDINGS, protocol_digest
+from stages.comparison.runs import protocol_digest
 from stages.evidence.digests import parse_json, sha256_json
 from stages.jobs import WORKER_CODE, safe
 from stages.scoring.metrics import OF_TASK

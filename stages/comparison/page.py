@@ -7,25 +7,22 @@ from typing import NamedTuple, TypeVar
 
 from stages.command import Task
 from stages.comparison import charts
+from stages.comparison.bills import campaign_table, segment_table
+from stages.comparison.cells import MISSING, Table, number, percent
+from stages.comparison.charges import Charge
 from stages.comparison.charts import Bar, Curve, Mark
 from stages.comparison.compare import Comparison, Pair, gate_verdicts
-from stages.comparison.runs import Charge, Run, TaskRun
+from stages.comparison.runs import Run, TaskRun
 from stages.comparison.sides import Side
 from stages.comparison.tables import TITLE, sections
 from stages.comparison.view import (
-    MISSING,
     TASK_NAMES,
-    Table,
-    campaign_table,
     claim_table,
     digest_table,
     gate_table,
     matching_table,
-    number,
     of_task,
-    percent,
     price,
-    segment_table,
     timing_table,
 )
 from stages.evidence.digests import whole

@@ -10,6 +10,7 @@ from stages.platforms import Receipt
 from stages.validation import Moment, Seconds
 
 VERSION = 1
+STAGES = ("baseline", "train", "evaluate")
 
 
 class Metrics(RootModel[dict[str, StrictInt | StrictFloat]]):

@@ -9,7 +9,9 @@ from typing import Literal, NamedTuple
 
 from stages.command import Task
 from stages.comparison.accounts import accounted
-from stages.comparison.runs import STAGES, Charge, Run, Share, TaskRun, failures, total_of
+from stages.comparison.charges import Charge, failures, total_of
+from stages.comparison.records import STAGES
+from stages.comparison.runs import Run, Share, TaskRun
 from stages.comparison.statistics import Number
 from stages.evidence.ledger import FAILED
 

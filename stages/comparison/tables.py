@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from stages.comparison.cells import Table
 from stages.comparison.compare import Comparison
-from stages.comparison.view import Table, answer, deviation_rows, limits, tables
+from stages.comparison.view import answer, deviation_rows, limits, tables
 
 if TYPE_CHECKING:
     from rich.console import Console

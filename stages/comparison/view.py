@@ -1,22 +1,16 @@
 """A comparison as sentences and tables of text, which the terminal, Markdown and the page show alike."""
 
-import re
-from decimal import Decimal
-from typing import NamedTuple
-
 from stages.command import TASKS, Task
+from stages.comparison.bills import campaign_table, segment_table
+from stages.comparison.cells import MISSING, Table, brief, number, percent
 from stages.comparison.claims import Claim
 from stages.comparison.compare import Comparison, Match, Pair, TaskPair, cross_gates, estimates, gate_verdicts
 from stages.comparison.gates import Verdict
 from stages.comparison.records import Evidence
 from stages.comparison.schedule import Deviation
 from stages.comparison.sides import CHARGE, QUALITY, Quantity, Side, quantities
-from stages.comparison.statistics import NOT_ESTIMATED, Difference, Estimate, Number
-from stages.evidence.ledger import Account, Entry
+from stages.comparison.statistics import NOT_ESTIMATED, Difference, Estimate
 
-MISSING = "not recorded"
-FIGURE = re.compile(rf"[+-]?\d[^a-z]*( [A-Za-z]{{1,5}})?( per token)?$|[+-]?\d.*( ± |; interval )|{MISSING}$|\d.*of ")
-DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # shown by its beginning; --json has all of it
 TASK_NAMES: dict[Task, str] = {"sft": "Fine-tuning", "pretrain": "Continued pretraining"}
 CLAIM_NAMES = {
     "observed_successful_attempt_cost_advantage": "the successful attempts cost less",
@@ -25,28 +19,6 @@ CLAIM_NAMES = {
     "algorithmic_speedup_established": "training itself is faster",
     "general_platform_superiority_established": "one platform is better in general",
 }
-
-
-class Table(NamedTuple):
-    """Cells are text; the first column names the row."""
-
-    caption: str
-    columns: list[str]
-    rows: list[list[str]]
-
-    @property
-    def figures(self) -> list[bool]:
-        """Whether each column holds figures alone, which then stand to the right."""
-        columns = [[row[i] for row in self.rows if row[i]] for i in range(len(self.columns))]
-        return [i > 0 and all(FIGURE.match(cell) for cell in column) for i, column in enumerate(columns)]
-
-
-def number(value: Number | None, decimals: int, unit: str = "") -> str:
-    """Money as it was recorded, other figures rounded; missing is said."""
-    if value is None:
-        return MISSING
-    text = str(value) if isinstance(value, Decimal) and unit == "USD" else f"{value:,.{decimals}f}"
-    return f"{text} {unit}".rstrip()
 
 
 def shown(found: Estimate | None, quantity: Quantity) -> str:
@@ -58,15 +30,6 @@ def shown(found: Estimate | None, quantity: Quantity) -> str:
         number(float(value or 0), quantity.decimals) for value in (found.mean, found.sd, found.low, found.high)
     )
     return f"{middle} ± {sd} {quantity.unit}".rstrip() + f" [{low} to {high}], n = {found.n}"
-
-
-def brief(text: str) -> str:
-    return DIGEST.sub(r"\1…", text)
-
-
-def percent(value: float | None) -> str:
-    """With its sign, and zero without one."""
-    return MISSING if value is None else f"{value:+.2f} %" if round(value, 2) else "0.00 %"
 
 
 def change(difference: Difference | None, quantity: Quantity) -> str:
@@ -174,22 +137,6 @@ def gate_row(who: str, name: str, verdict: Verdict) -> list[str]:
     return [who, name.replace("_", " "), f"{value:.6g}", f"{verdict.threshold:.6g}", met]
 
 
-def segment_table(comparison: Comparison) -> Table:
-    rows = []
-    for side in comparison.sides:
-        for run in side.runs:
-            for task, found in run.tasks.items():
-                name = f"{run.name}, {task}"
-                state = "final" if found.charge.final else "not final"
-                if found.charge.booked:
-                    state += f"; {' + '.join(found.charge.booked)} from the campaign"
-                covers = " + ".join(found.charge.covers) or MISSING
-                for part, segment in found.charge.segments.items():
-                    rows.append([name, part, f"{segment.seconds:g} s", f"{segment.usd} USD", ""])
-                rows.append([name, "total", covers, number(found.charge.usd, 8, "USD"), state])
-    return Table("Charges by segment", ["", "segment", "seconds or stages", "charge", "state"], rows)
-
-
 def matching_table(comparison: Comparison) -> Table:
     rows = [
         [f"{pair.subject.label} and {pair.other.label}, {task}", *(match(found) for found in each.matching.values())]
@@ -260,20 +207,6 @@ def deviation_rows(deviation: Deviation) -> str:
     task = f"{TASK_NAMES[deviation.task]}: " if deviation.task else ""
     values = "; ".join(f"{label}: {brief(value)}" for label, value in deviation.values.items())
     return f"{task}{deviation.sentence} {values}"
-
-
-def campaign_table(account: Account) -> Table:
-    rows = [entry_row(entry) for entry in account.attempts]
-    rows.append(["recorded", "", "", "", f"{account.recorded_usd} USD", f"of {account.authorization_usd} authorized"])
-    columns = ["attempt", "platform", "task", "role", "charge", "state"]
-    return Table(f"Campaign {account.name}: {len(account.attempts)} attempts", columns, rows)
-
-
-def entry_row(entry: Entry) -> list[str]:
-    role = entry.role.replace("_", " ") + (f" ({entry.detail.replace('_', ' ')})" if entry.detail else "")
-    charge = MISSING if entry.charge_usd is None else f"{entry.charge_usd} USD"
-    state = "final" if entry.final else f"held: {entry.held_usd or 'unknown'} USD"
-    return [entry.id, entry.platform, entry.task, role, charge, state]
 
 
 def limits(comparison: Comparison) -> list[str]:
