@@ -17,7 +17,7 @@ import pytest
 from stages.evidence import ledger
 from tests.conftest import read, run, stage
 from tests.faults.kit import picture
-from tests.test_pipeline import commit, ran, restore
+from tests.test_pipeline import commit, ran
 
 SEEDS = range(31, 35)
 RESULTS = ("metrics/pretrain/train.json", "metrics/pretrain/evaluate.json", "metrics/pretrain/loss.csv")
@@ -125,7 +125,7 @@ def test_two_repros_in_one_clone(project: Path) -> None:
         assert ran(second.stdout) == set()
     assert ran(run(*command, cwd=project).stdout) == set()
     assert "up to date" in run("dvc", "status", "evaluate@pretrain", cwd=project).stdout
-    restore(project)
+    run("git", "checkout", "--quiet", ".", cwd=project)
 
 
 def test_a_run_while_another_process_holds_dvcs_lock(project: Path) -> None:
