@@ -19,7 +19,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 
 # tokenizers and safetensors (Rust), and torch's zip writer, do not raise OSError.
-LIBRARIES_ON_A_FULL_DISK = ("os error 28", "PytorchStreamWriter failed writing", "iostream error")
+LIBRARIES_ON_A_FULL_DISK = ("os error 28", "PytorchStreamWriter failed writing", "unexpected pos", "iostream error")
 
 
 PR_SET_PDEATHSIG = 1
