@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,8 @@ class Store:
         """Its objects, as `files/md5/<2>/<30>`."""
         if self.kind == "s3":
             return [name.removeprefix(f"{self.prefix}/") for name in self.s3.names(f"{self.prefix}/")]
-        return [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
+        found = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
+        return [name for name in found if not name.endswith(".tmp")]  # which a killed DVC leaves, and never reads
 
     def read(self, name: str) -> bytes:
         return self.s3.read(f"{self.prefix}/{name}") if self.kind == "s3" else (self.folder / name).read_bytes()
@@ -145,24 +147,36 @@ def heal(pushed: Path, store: Store, tmp_path: Path, said: str) -> None:
     assert (teammate / MODEL).read_bytes() == (pushed / MODEL).read_bytes()
 
 
+# `dvc push` that dies as it is about to put the Nth object of a folder remote in its place.
+DYING = """
+import os, signal, sys
+left, store = int(sys.argv[1]), sys.argv[2]
+def dying(put):
+    def step(source, target, *rest, **options):
+        global left
+        left -= os.fspath(target).startswith(store)
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return put(source, target, *rest, **options)
+    return step
+os.rename, os.replace = dying(os.rename), dying(os.replace)
+from dvc.cli import main
+sys.exit(main(["push", "--jobs", "1"]))
+"""
+
+
 def killed_push(store: Store, project: Path, count: int) -> int:
     """Start a push, one object at a time, and SIGKILL it once `count` are there; how many there were then."""
     command = ["dvc", "push", "--jobs", "1"]
-    environment = os.environ | store.environment
-    child = subprocess.Popen(
-        command,
-        cwd=project,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=die_with_parent,
-    )
-    while child.poll() is None and len(store.names()) < count:
+    if store.kind == "folder":  # which is filled faster than it can be watched
+        command = [sys.executable, "-c", DYING, str(count + 1), str(store.folder)]
+    given: dict[str, Any] = {"env": os.environ | store.environment, "stdout": subprocess.DEVNULL}
+    child = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent, **given)
+    while child.poll() is None:
+        if store.kind == "s3" and len(store.names()) >= count:
+            child.kill()
         time.sleep(0.002)
-    with_children = run("ps", "-o", "pid=", "--ppid", str(child.pid), cwd=project, check=False).stdout.split()
-    for pid in (child.pid, *map(int, with_children)):
-        os.kill(pid, signal.SIGKILL) if child.poll() is None or pid != child.pid else None
-    child.wait()
+    assert child.wait() == -signal.SIGKILL
     return len(store.names())
 
 
