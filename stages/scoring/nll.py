@@ -15,7 +15,7 @@ from stages.scoring.logits import target_nll
 from stages.scoring.windows import Window, windows
 
 # The part of a batch that may be padding. A batch more costs more than this on a small model, less on a large one.
-PADDING = 1 / 64
+PADDING = 1 / 32
 
 
 def batches(todo: Sequence[Window], budget: int) -> Iterator[list[Window]]:
