@@ -56,7 +56,7 @@ def check_architecture(job: Job, folder: Path) -> None:
     for key, expected in job.model.architecture.model_dump().items():
         found = config.get(key, rope.get(key))
         if found != expected:
-            raise ParityError(f"{folder / 'config.json'}: {key}: found {found!r}, the protocol says {expected!r}")
+            raise ParityError(f"{folder / 'config.json'}: {key}: found {found!r:.80}, the protocol says {expected!r}")
 
 
 def load_model(job: Job, folder: Path, dtype: str, device: str) -> tuple[Any, Any]:
