@@ -6,6 +6,7 @@ VENV := .venv
 PLATFORM ?= modal
 # The suite of faults, and the tests elsewhere that docs/reliability.md counts too.
 FAULTS := tests/faults tests/test_jobs.py tests/platforms/test_archive.py
+DEVICE ?= cpu
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: help setup repro rehearse show test test-slow faults lint format bench clean
@@ -53,8 +54,12 @@ format: setup ## rewrite to the project's style
 	ruff check --fix .
 	ruff format .
 
-bench: setup ## measure preparing, start-up and scoring on this machine
-	python -m bench
+bench: $(VENV)/.bench ## measure side by side with what one would use instead: make bench DEVICE=cuda
+	python -m bench --device $(DEVICE)
+
+$(VENV)/.bench: $(VENV)/.ready
+	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,nodus,s3]'
+	touch $@
 
 clean: ## remove .venv and what the pipeline made; git's and DVC's own stay
 	rm -rf $(VENV) data build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

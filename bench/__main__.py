@@ -1,24 +1,37 @@
-"""Measure this machine: preparing at growing sizes, start-up of every command, scoring against the plain loop.
+"""Measure this project side by side with what one would use instead; see docs/performance.md.
 
-python -m bench [prepare|start|score]... [--rows N,N,...]
+python -m bench [limits|nll|labels|training|prepare|fetch|latency]... [--device cuda] [--rounds N] [--scale X]
+
+Each part leaves bench/results/<part>.json; docs/performance.md is written anew from all of them.
 """
 
 import argparse
 import importlib
+import os
 
 from rich.console import Console
 
-MEASURES = ("start", "prepare", "score")
+from bench import table
+from bench.models import CASES
+
+PARTS = ("limits", "nll", "labels", "training", "prepare", "fetch", "latency")
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser("python -m bench", description=__doc__)
-    arguments.add_argument("what", nargs="*", choices=[[], *MEASURES], help="all of them by default")
-    arguments.add_argument("--rows", default="67349,1000000,10000000", help="train rows to prepare from")
+    arguments.add_argument("what", nargs="*", choices=[[], *PARTS], help="all of them by default")
+    arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    arguments.add_argument("--rounds", type=int, default=3, help="turns that each takes")
+    arguments.add_argument("--scale", type=float, default=1.0, help="of the work, for a quick look")
+    arguments.add_argument("--models", nargs="*", choices=CASES, help="for nll and labels: of these alone")
     given = arguments.parse_args()
-    for name in given.what or MEASURES:
-        module = importlib.import_module(f"bench.{name}")
-        Console().print(module.measure([int(rows) for rows in given.rows.split(",")]))
+    # Nothing here is of the hub, and libraries that draw bars would be measured drawing them.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    for name in given.what or PARTS:
+        record = importlib.import_module(f"bench.{name}").measure(given)
+        Console().print(table.rich_table(record.save(name, given.device)))
+    table.main()
 
 
 if __name__ == "__main__":

@@ -1,55 +1,98 @@
-"""Selecting 2,048 of N labelled rows: rows per second and peak memory, which must not grow with N."""
+"""Selecting 2,048 of N labelled rows against a script on `datasets`: seconds, and peak memory of each process."""
 
-import json
-import subprocess
-import sys
-import tempfile
+import shutil
+from argparse import Namespace
 from pathlib import Path
 
-from rich.table import Table
+from bench.measure import Record, child, interleaved, scratch
 
+SIZES = (67_349, 1_000_000, 10_000_000)
 CHUNK = 250_000
-CHILD = """
-import json, re, sys, time
-from pathlib import Path
+SCRIPT = "datasets: map, filter, sort"
+OURS = """
+import hashlib, sys, time
 from stages.corpora.rows import SFT_COLUMNS, read_columns
 from stages.corpora.select import select_sft
 from stages.protocol import read_protocol
 rule = read_protocol("pilot").select.sft
 import pyarrow.parquet
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])  # KiB, since exec
-before = peak()
-started = time.perf_counter()
+before, started = peak(), time.perf_counter()
 chosen, _ = select_sft(rule, lambda: read_columns([Path(sys.argv[1])], SFT_COLUMNS), [("held out", 0)])
-print(json.dumps({"seconds": time.perf_counter() - started, "before": before, "rows": len(chosen),
-                  "peak": peak()}))
+seconds = time.perf_counter() - started
+digest = hashlib.sha256(json.dumps(sorted(text for text, _ in chosen)).encode()).hexdigest()
+print(json.dumps({"seconds": seconds, "before": before, "rows": digest, "peak": peak()}))
+"""
+# As one would write it: keys by map, the held-out rows by filter, the order by sort, duplicates on the way out.
+DATASETS = """
+import hashlib, sys, time
+from datasets import disable_progress_bars, load_dataset
+disable_progress_bars()
+def keys(batch):
+    texts = batch["sentence"]
+    return {"digest": [hashlib.sha256(text.encode()).hexdigest() for text in texts],
+            "key": [" ".join(text.casefold().split()) for text in texts]}
+before, started = peak(), time.perf_counter()
+data = load_dataset("parquet", data_files=sys.argv[1], split="train", cache_dir=sys.argv[2])
+data = data.map(keys, batched=True).filter(lambda batch: [key != "held out" for key in batch["key"]], batched=True)
+data = data.sort("digest")
+seen, chosen, left = set(), [], {0: 1024, 1: 1024}
+for batch in data.iter(4096):
+    for text, label, key in zip(batch["sentence"], batch["label"], batch["key"]):
+        if key not in seen and left[label]:
+            seen.add(key)
+            left[label] -= 1
+            chosen.append(text)
+    if not any(left.values()):
+        break
+seconds = time.perf_counter() - started
+digest = hashlib.sha256(json.dumps(sorted(chosen)).encode()).hexdigest()
+print(json.dumps({"seconds": seconds, "before": before, "rows": digest, "peak": peak()}))
 """
 
 
 def write_corpus(path: Path, rows: int) -> None:
+    """Rows of which one in twenty is a duplicate."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema({"sentence": pa.string(), "label": pa.int64()})
+    distinct = rows - rows // 20
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, rows, CHUNK):
-            numbers = range(start, min(start + CHUNK, rows))
-            texts = [
-                f"the plot of picture number {i % (rows - rows // 20)} is not as vivid as it seems " for i in numbers
-            ]
+            numbers = [i % distinct for i in range(start, min(start + CHUNK, rows))]
+            texts = [f"the plot of picture number {i} is not as vivid as it seems " for i in numbers]
             writer.write_table(pa.table({"sentence": texts, "label": [i % 2 for i in numbers]}, schema))
 
 
-def measure(sizes: list[int]) -> Table:
-    table = Table(
-        "train rows", "seconds", "rows/s", "memory before, MiB", "peak, MiB", title="prepare: select 2,048 rows"
-    )
-    for rows in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "train.parquet"
-            write_corpus(path, rows)
-            done = subprocess.run([sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
-        memory = [f"{found[key] / 1024:,.0f}" for key in ("before", "peak")]
-        table.add_row(f"{rows:,}", f"{found['seconds']:.2f}", f"{rows / found['seconds']:,.0f}", *memory)
-    return table
+def measure_size(record: Record, rows: int, rounds: int) -> None:
+    folder = scratch(f"prepare-{rows}")
+    path = folder / "train.parquet"
+    write_corpus(path, rows)
+
+    def script() -> dict[str, object]:
+        shutil.rmtree(folder / "cache", ignore_errors=True)  # a second run would read the first one's answer
+        return child(DATASETS, str(path), str(folder / "cache"))
+
+    seconds, found = interleaved({"this project": lambda: child(OURS, str(path)), SCRIPT: script}, rounds)
+    shutil.rmtree(folder)
+    ours, other = found["this project"], found[SCRIPT]
+    if ours["rows"] != other["rows"]:
+        raise SystemExit(f"bench: of {rows} rows, the two selected others")
+    memory = " against ".join(f"{(one['peak'] - one['before']) / 1024:,.0f}" for one in (ours, other))
+    equal = f"same rows; {memory} MiB above start"
+    record.line(f"{rows:,} rows", seconds, rows, "rows/s", {SCRIPT: 1.0}, equal=equal)
+
+
+def measure(given: Namespace) -> Record:
+    record = Record("Preparing")
+    sizes = [max(50_000, round(rows * given.scale)) for rows in SIZES] if given.scale != 1 else list(SIZES)
+    for rows in sorted(set(sizes)):
+        # The largest takes minutes; the spread of the smaller ones holds for it.
+        measure_size(record, rows, 1 if rows > 2_000_000 else given.rounds)
+    folder = scratch("prepare-growth")
+    paths = {rows: folder / f"{rows}.parquet" for rows in (100_000, 400_000, 1_600_000)}
+    for rows, path in paths.items():
+        write_corpus(path, rows)
+    record.grow("select", "rows", {rows: (lambda at=at: child(OURS, str(at))) for rows, at in paths.items()}, 1)
+    shutil.rmtree(folder)
+    return record

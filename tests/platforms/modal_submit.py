@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from stages.platforms.on_modal import store
 from stages.validation import validate
 from tests.platforms import budget
 from tests.platforms.modal_kit import SETTINGS, WORKER
+from tests.platforms.timed import peak_kib, timed
 
 
 def die(*_: Any, **__: Any) -> Any:
@@ -59,22 +59,6 @@ def arm(point: str | None) -> None:
         setattr(*targets[point])
 
 
-def timed(name: str) -> list[float]:
-    """Time one of the platform's functions; the list gets the seconds of each call."""
-    taken: list[float] = []
-    function = getattr(modal.Platform, name)
-
-    def wrapped(*arguments: Any) -> Any:
-        began = time.monotonic()
-        try:
-            return function(*arguments)
-        finally:
-            taken.append(time.monotonic() - began)
-
-    setattr(modal.Platform, name, wrapped)
-    return taken
-
-
 def submit(
     state: Path, folder: Path, settings: dict[str, Any], cap: str = "1.00", *, detach: bool = False
 ) -> dict[str, Any]:
@@ -105,13 +89,12 @@ def main() -> None:
         stand_in = source.worker_files() | {"stages/worker.py": WORKER}
         setattr(modal, "worker_files", lambda: stand_in)  # noqa: B010
     arm(given.kill)
-    seconds = {name: timed(name) for name in ("submit", "fetch")}
+    seconds = {name: timed(modal.Platform, name) for name in ("submit", "fetch")}
+    seconds["verify"] = timed(platforms, "verify")
     found = submit(given.state, given.job, given.settings, given.cap, detach=given.detach)
     found |= {f"{name}_seconds": taken[0] for name, taken in seconds.items() if taken}
     found["heavy"] = sorted({"torch", "transformers", "trl"} & sys.modules.keys())
-    # Not getrusage: its peak is inherited from the process that started this one.
-    status = Path("/proc/self/status").read_text()
-    found["peak_mib"] = int(status.split("VmHWM:")[1].split()[0]) // 1024
+    found["peak_mib"] = peak_kib() // 1024
     print(json.dumps(found))
 
 

@@ -10,16 +10,17 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stages import platforms
 from stages.command import run
 from stages.platforms import nodus as module
 from stages.platforms.common.progress import Echo
 from stages.protocol import read_protocol
 from tests.platforms.nodus_setup import ROOT, case, delivered, light_files
+from tests.platforms.timed import peak_kib, timed
 
 
 def die(*_: Any, **__: Any) -> None:
@@ -67,12 +68,6 @@ def arm(point: str) -> None:
         module.Platform.receipt = die  # type: ignore[method-assign, assignment]
 
 
-def peak_kib() -> int:
-    """The most memory that this process has had; `getrusage` would count its parent's before the exec too."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split("VmHWM:")[1].split()[0])
-
-
 def main() -> None:
     state, files, light = (Path(text) for text in sys.argv[1:4])
     plan = json.loads((light / "wanted.json").read_text())
@@ -81,18 +76,12 @@ def main() -> None:
     point = sys.argv[4] if len(sys.argv) > 4 else "never"
     arm(point)
     before = peak_kib()
-    fetch, seconds = module.Platform.fetch, []
-
-    def timed(*given: Any) -> None:
-        started = time.perf_counter()
-        fetch(*given)
-        seconds.append(time.perf_counter() - started)
-
-    module.Platform.fetch = timed  # type: ignore[method-assign, assignment]
+    seconds = {"fetch": timed(module.Platform, "fetch"), "verify": timed(platforms, "verify")}
     parts = case(read_protocol("embedded", ROOT), files, repeat=repeat)
     with delivered(state, parts, detach=point == "detached") as delivery:
         attempts = [one.outcome for one in delivery.receipt.attempts]
-        said = {"attempts": attempts, "before_kib": before, "peak_kib": peak_kib(), "fetch_seconds": seconds[0]}
+        said = {"attempts": attempts, "before_kib": before, "peak_kib": peak_kib()}
+        said |= {f"{name}_seconds": taken[0] for name, taken in seconds.items()}
         print(json.dumps(said | {"charge": delivery.receipt.charge_usd, "final": delivery.receipt.final}))
 
 

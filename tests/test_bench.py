@@ -1,0 +1,62 @@
+"""Promise: docs/performance.md says what was measured, and every comparison can be run."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import measure, table
+from bench.__main__ import PARTS
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_can_be_imported_without_what_it_measures_against(part: str) -> None:
+    assert callable(importlib.import_module(f"bench.{part}").measure)
+
+
+def test_the_page_is_what_the_records_give() -> None:
+    records, paper = table.read()
+    assert set(records) == set(PARTS)
+    before = json.dumps(records)
+    assert table.page(records, paper) == (ROOT / "docs/performance.md").read_text()
+    assert json.dumps(records) == before
+
+
+def test_the_records_name_no_place_of_the_machine() -> None:
+    for path in measure.RESULTS.glob("*.json"):
+        text = path.read_text()
+        assert not any(word in text for word in (str(ROOT), str(Path.home()), "hostname", "/tmp/"))
+
+
+def test_a_ratio_is_the_others_time_over_ours_round_by_round_and_its_goal_is_held_against_the_median() -> None:
+    record = measure.Record("Sorting")
+    seconds = {"ours": [1.0, 2.0, 1.0], "theirs": [4.0, 4.0, 3.0], "other": [1.0, 2.0, 3.0]}
+    record.line("words", seconds, 12, "words/s", {"theirs": 3.5})
+    theirs, other = record.lines
+    assert theirs["ratio"] == {"median": 3.0, "low": 2.0, "high": 4.0}
+    assert theirs["rates"] == {"ours": 12.0, "other": 4.0}
+    assert table.goal(theirs) == "3.5 **missed**"
+    assert other["ratio"]["median"] == 1.0
+    assert table.goal(other) == "-"
+
+
+def test_works_take_turns_and_one_that_timed_itself_is_believed() -> None:
+    order: list[str] = []
+
+    def itself() -> dict[str, float]:
+        order.append("b")
+        return {"seconds": 7.0}
+
+    seconds, values = measure.interleaved({"a": lambda: order.append("a"), "b": itself}, 2)
+    assert order == ["a", "b", "a", "b"]
+    assert seconds["b"] == [7.0, 7.0]
+    assert len(seconds["a"]) == 2
+    assert values["b"] == {"seconds": 7.0}
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_the_exponent_of_growth_is_fitted(power: float) -> None:
+    sizes = [1, 4, 16]
+    assert measure.exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
