@@ -51,10 +51,12 @@ class Side:
         (light / "wanted.json").write_text(json.dumps({"steps": 4, "pause": 0.05, "mib": 2, "repeat": next(REPEATS)}))
         self.command = ["-m", "tests.faults.paid", str(place.state), str(place.folder / "files"), str(light)]
 
-    def run(self, at: int = 0, number: int = signal.SIGKILL) -> Any:
+    def environment(self, at: int = 0, number: int = signal.SIGKILL) -> dict[str, str]:
         given = {name: value for name, value in self.emulator.environment.items() if value is not None}
-        path = {"PYTHONPATH": f"{self.hook}:{ROOT}"}
-        return self.place.run(self.place.armed("tests.faults.paid", at, number) | given | path, *self.command)
+        return self.place.armed("tests.faults.paid", at, number) | given | {"PYTHONPATH": f"{self.hook}:{ROOT}"}
+
+    def run(self, at: int = 0, number: int = signal.SIGKILL) -> Any:
+        return self.place.run(self.environment(at, number), *self.command)
 
     @property
     def jobs(self) -> list[dict[str, Any]]:
@@ -99,6 +101,22 @@ def test_a_submit_side_on_nodus(point: Point, nodus: Emulator, touches: int, hoo
     assert nodus.running == []
     assert side.place.quiet()
     assert list(side.place.temporary.iterdir()) == []
+
+
+def test_a_second_submit_side_of_a_job_waits_and_pays_nothing(nodus: Emulator, hook: Path, tmp_path: Path) -> None:
+    side = Side(nodus, Place(tmp_path, ROOT), hook)
+    first, second = (side.place.start(side.environment(), *side.command) for _ in range(2))
+    said = [child.communicate() for child in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    outs = [out for out, _ in said]
+    # On a machine so busy that the second came when the first was through, it found a finished job instead.
+    assert sum("waiting: another process runs job" in out for out in outs) <= 1
+    results = [json.loads(out.splitlines()[-1]) for out in outs]
+    assert results[0]["files"] == results[1]["files"]
+    assert side.phases() == ["Succeeded"]
+    (entry,) = ledger.entries("default", side.place.state)
+    assert entry.final
+    assert entry.charge_usd == results[0]["receipt"]["charge_usd"]
 
 
 @pytest.fixture(scope="module")
