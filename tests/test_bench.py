@@ -2,11 +2,12 @@
 
 import importlib
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from bench import measure, table
+from bench import latency, measure, table
 from bench.__main__ import PARTS
 from tests.conftest import ROOT
 
@@ -60,3 +61,12 @@ def test_works_take_turns_and_one_that_timed_itself_is_believed() -> None:
 def test_the_exponent_of_growth_is_fitted(power: float) -> None:
     sizes = [1, 4, 16]
     assert measure.exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
+
+
+@pytest.mark.slow
+def test_a_hundred_runs_compare_in_under_five_seconds(tmp_path: Path) -> None:
+    names = latency.repository(tmp_path / "project", latency.RUNS)
+    assert len(names) == 100
+    started = time.perf_counter()
+    latency.compare(tmp_path / "project", names)
+    assert time.perf_counter() - started < latency.LIMIT
