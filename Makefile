@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 PLATFORM ?= modal
 # The suite of faults, and the tests elsewhere that docs/reliability.md counts too.
-FAULTS := tests/faults tests/test_jobs.py tests/platforms/test_archive.py
+FAULTS := tests/faults tests/test_jobs.py tests/test_processes.py tests/platforms/test_archive.py
 DEVICE ?= cpu
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
