@@ -16,7 +16,7 @@ from stages.evidence import ledger
 from stages.evidence.digests import filling, indented, replacing, sha256_json
 from stages.jobs import Job, Result, build, read_manifest, read_result
 from stages.platforms import Delivery
-from stages.platforms.common.process import rehearsal
+from stages.platforms.common.rehearsal import rehearsal
 from stages.protocol import Params, Protocol, read_params, read_protocol
 
 BOUNDLESS = "999999999.00"

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.platforms.common.process import die_with_parent, stop
+from stages.command import die_with_parent
+from stages.platforms.common.process import stop
 
 BUCKET = "parity"
 REGION = "us-east-1"

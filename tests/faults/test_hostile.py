@@ -70,7 +70,7 @@ def lay(root: Path, embedded: Protocol, tiny_model: Path) -> None:
     lines = [canonical({"at": platforms.now(), **event}) + b"\n" for event in events]
     (root / "flight/attempts.jsonl").write_bytes(b"".join(lines))
     shutil.copytree(tiny_model, root / "model")
-    totals = Totals(seconds=1.5, loss_sum=2.5, loss_since_log=0.5, last_logged_step=2, tokens=9, metrics={"a": [1.0]})
+    totals = Totals(seconds=1.5, loss_sum=2.5, loss_since_log=[0.5], last_logged_step=2, tokens=9, metrics={"a": [1.0]})
     marker = Checkpoint(version=1, job="a" * 64, step=3, files={}, totals=totals)
     write_json(root / "checkpoint-3" / MARKER, marker.model_dump())
 

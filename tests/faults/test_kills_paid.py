@@ -12,7 +12,7 @@ import pytest
 
 from stages.evidence import ledger
 from stages.evidence.digests import sha256_file
-from stages.platforms import HANDLE
+from stages.platforms import DELIVERED, HANDLE
 from tests.conftest import ROOT
 from tests.faults.kit import HOOK, Place, Point, interrupted, points
 from tests.platforms import modal_kit
@@ -97,7 +97,7 @@ def test_a_submit_side_on_nodus(point: Point, nodus: Emulator, touches: int, hoo
     charged = sum(Decimal(job["status"]["cost"]["totalUSD"]) for job in side.jobs)
     assert sum(entry.committed for entry in entries) == charged == Decimal(said["receipt"]["charge_usd"])
     (folder,) = (path for path in side.place.state.glob("nodus/*"))
-    assert {path.name for path in folder.iterdir()} == {HANDLE, "job"}
+    assert {path.name for path in folder.iterdir()} == {HANDLE, DELIVERED, "job"}
     assert nodus.running == []
     assert side.place.quiet()
     assert list(side.place.temporary.iterdir()) == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stages.platforms.common.process import die_with_parent
+from stages.command import die_with_parent
 from tests.conftest import run, stage
 from tests.faults.conftest import bare, data, objects, stocked
 from tests.faults.s3 import BUCKET, Server, server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from emulators.modal.volumes import Copy
-from stages.platforms.common.process import rehearsal
+from stages.platforms.common.rehearsal import rehearsal
 from tests.platforms.modal_kit import Emulator, delivered, emulator, job_id, make_job, start, submit, until
 
 

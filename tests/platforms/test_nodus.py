@@ -17,7 +17,7 @@ from stages.command import ParityError
 from stages.evidence.digests import sha256_file
 from stages.jobs import write_job
 from stages.platforms import nodus as module
-from stages.platforms.common.process import rehearsal
+from stages.platforms.common.rehearsal import rehearsal
 from stages.platforms.on_nodus.client import connect
 from stages.protocol import Protocol
 from tests.platforms.nodus_setup import (
