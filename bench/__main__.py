@@ -11,7 +11,7 @@ import os
 
 from rich.console import Console
 
-from bench import measure, table
+from bench import table
 from bench.models import CASES
 
 PARTS = ("limits", "nll", "labels", "training", "prepare", "fetch", "latency")
@@ -24,15 +24,10 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3, help="turns that each takes")
     arguments.add_argument("--scale", type=float, default=1.0, help="of the work, for a quick look")
     arguments.add_argument("--models", nargs="*", choices=CASES, help="for nll and labels: of these alone")
-    arguments.add_argument("--busy", action="store_true", help="limits, nll, labels: one thread, by its own time")
     given = arguments.parse_args()
-    if given.busy and set(given.what or PARTS) - {"limits", "nll", "labels"}:
-        arguments.error("--busy is for limits, nll and labels; other parts are processes of their own")
     # Nothing here is of the hub, and libraries that draw bars would be measured drawing them.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    if given.busy:
-        measure.use(measure.PROCESSOR)
     for name in given.what or PARTS:
         record = importlib.import_module(f"bench.{name}").measure(given)
         Console().print(table.rich_table(record.save(name, given.device)))

@@ -26,22 +26,6 @@ def peak(): return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").re
 """
 
 
-WALL = "wall clock"
-PROCESSOR = "processor time of one thread"
-CLOCKS = {WALL: time.perf_counter, PROCESSOR: time.process_time}
-chosen = WALL  # by `use`
-
-
-def use(clock: str) -> None:
-    """Measure by a clock from here on. Where others load the machine, one thread's own time is what can be compared."""
-    global chosen
-    chosen = clock
-    if clock == PROCESSOR:
-        import torch
-
-        torch.set_num_threads(1)
-
-
 class Record:
     """A part's results: lines of the table, growth, and what has to be said beside them."""
 
@@ -89,7 +73,7 @@ class Record:
         self.growth.append(grown | {"exponent": exponent(sizes, seconds)})
 
     def save(self, part: str, device: str) -> dict[str, Any]:
-        record = {"part": part, "device": device, "clock": chosen, "environment": probe(), **vars(self)}
+        record = {"part": part, "device": device, "environment": probe(), **vars(self)}
         RESULTS.mkdir(exist_ok=True)
         write_json(RESULTS / f"{part}.json", record)
         return record
@@ -104,9 +88,9 @@ def interleaved(works: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[di
     values: dict[str, Any] = {}
     for _ in range(rounds):
         for name, work in works.items():
-            started = CLOCKS[chosen]()
+            started = time.perf_counter()
             values[name] = work()
-            taken = CLOCKS[chosen]() - started
+            taken = time.perf_counter() - started
             own = values[name].get("seconds") if isinstance(values[name], dict) else None
             seconds[name].append(taken if own is None else own)
     return seconds, values

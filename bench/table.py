@@ -65,7 +65,6 @@ def distance(record: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator
 def section(record: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[str]:
     yield f"## {record['title']}"
     yield ""
-    yield from (f"Measured by {record['clock']}.", "")
     yield from markdown([row(line) for line in record["lines"]])
     yield ""
     for note in record["notes"]:
@@ -89,7 +88,7 @@ def machine(record: Mapping[str, Any]) -> str:
     return (
         f"Measured on: {what}{cores}, Python {environment['python']}, {versions}. Its limits, measured: "
         f"{limits['gemm_flop_per_s'] / 1e9:,.0f} GFLOP/s in FP32 products, "
-        f"{limits['memory_bytes_per_s'] / 1e9:,.1f} GB/s of copying, by {record['clock']}."
+        f"{limits['memory_bytes_per_s'] / 1e9:,.1f} GB/s of copying."
     )
 
 
