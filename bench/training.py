@@ -12,11 +12,8 @@ from typing import Any
 
 import yaml
 
-from bench import models
 from bench.measure import Record, interleaved, scratch
 from stages import layout
-from stages.corpora import generated
-from stages.evidence.digests import canonical
 from stages.jobs import PROJECT
 from stages.protocol import read_protocol
 
@@ -25,7 +22,7 @@ BARE = "bare TRL script"
 
 
 def project(folder: Path, steps: int, device: str) -> tuple[Path, dict[str, Any]]:
-    """A folder in which `stages.train pretrain` runs: the pilot's recipe, the embedded protocol's model and rows."""
+    """A folder in which `stages.train pretrain` runs: the pilot's recipe on the embedded protocol's model and rows."""
     shutil.rmtree(folder, ignore_errors=True)
     protocol = read_protocol("embedded", PROJECT)
     recipe = read_protocol("pilot", PROJECT).train.pretrain.model_copy(
@@ -38,17 +35,12 @@ def project(folder: Path, steps: int, device: str) -> tuple[Path, dict[str, Any]
     (folder / "protocols/embedded.yaml").write_text(yaml.safe_dump(text))
     parameters = (PROJECT / "params.yaml").read_text()
     (folder / "params.yaml").write_text(parameters.replace("device: auto", f"device: {device}"))
-    model = folder / layout.RAW / protocol.model.id
-    model.mkdir(parents=True)
-    models.write_model(model, "embedded")
-    rows = folder / layout.INPUTS / layout.input_names("pretrain")[0]
-    rows.parent.mkdir(parents=True)
-    longer = protocol.select.pretrain.longer_than
-    texts = [row for row in generated.paragraphs(11)["train"] if len(row["text"].strip()) > longer]
-    rows.write_bytes(b"".join(canonical(row) + b"\n" for row in texts[:256]))
+    for stage in ("check", "sources", "prepare pretrain"):
+        command([f"stages.{stage.split()[0]}", *stage.split()[1:]], folder)
+    places = {"rows": layout.INPUTS / layout.input_names("pretrain")[0], "model": layout.RAW / protocol.model.id}
     arguments = recipe.model_dump() | {"seed": 11, "data_seed": 11, "use_cpu": device == "cpu"}
     (folder / "arguments.json").write_text(json.dumps(arguments | {"disable_tqdm": True}))
-    return folder, {"rows": rows, "model": model}
+    return folder, {name: folder / place for name, place in places.items()}
 
 
 def command(arguments: list[str], folder: Path) -> tuple[str, float]:
