@@ -54,7 +54,7 @@ def test_the_trainer_reports_what_was_planned(
         job_id="0" * 64,
         resumed=None,
         model=model,
-        args=arguments(Training(recipe=recipe, seed=11), tmp_path, "cpu"),
+        args=arguments(Training(recipe=recipe, seed=11, processes=1), tmp_path, "cpu"),
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(qwen_model),
     )
