@@ -175,3 +175,26 @@ def picture(project: Path, *names: str) -> dict[str, Any]:
         else:
             found |= digests(path)
     return found
+
+
+# Reserves and settles so many attempts, and says of each what it has seen done.
+SPEND = """
+import sys
+from decimal import Decimal
+from stages import command
+from stages.evidence import ledger
+from stages.protocol import Campaign
+
+BUDGET = Campaign(name="default", authorization_usd="900.00", cap_usd="1.00", reserve_usd="1.00")
+
+def main():
+    for n in range(int(sys.argv[1])):
+        attempt = ledger.reserve(
+            BUDGET, job=f"{n:064x}", platform="nodus", task="sft", stage="train", amount=Decimal("1.00")
+        )
+        print("reserved", attempt, flush=True)
+        ledger.settle("default", attempt, role="failed", charge_usd=Decimal("0.10"), final=True)
+        print("settled", attempt, flush=True)
+
+command.run(main)
+"""

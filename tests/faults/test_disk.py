@@ -16,7 +16,7 @@ import pytest
 from stages.evidence import ledger
 from tests.comparison.build import START, branch, repository
 from tests.faults.disk import Disk
-from tests.faults.kit import digests
+from tests.faults.kit import SPEND, digests
 
 FOLDERS = ("data", "metrics", "out", "state")
 KIB, BLOCK = 1 << 10, 4 << 10
@@ -190,24 +190,6 @@ def limited() -> None:
 
 # The ledger.
 
-SPEND = """
-from decimal import Decimal
-from stages import command
-from stages.evidence import ledger
-from stages.protocol import Campaign
-
-BUDGET = Campaign(name="default", authorization_usd="900.00", cap_usd="1.00", reserve_usd="1.00")
-
-def main():
-    for n in range(12):
-        attempt = ledger.reserve(
-            BUDGET, job=f"{n:064x}", platform="nodus", task="sft", stage="train", amount=Decimal("1.00")
-        )
-        print(attempt, flush=True)
-        ledger.settle("default", attempt, role="failed", charge_usd=Decimal("0.10"), final=True)
-
-command.run(main)
-"""
 FAULTS: dict[str, tuple[Callable[[Disk], Any], str]] = {
     "full": (lambda disk: disk.fill(0), "No space left on device; free some space and run it again"),
     "one block": (lambda disk: disk.fill(BLOCK), "No space left on device; free some space and run it again"),
@@ -220,18 +202,18 @@ FAULTS: dict[str, tuple[Callable[[Disk], Any], str]] = {
 @pytest.mark.parametrize("fault", [pytest.param(f, marks=() if f == "full" else pytest.mark.faults) for f in FAULTS])
 def test_a_ledger_on_a_bad_disk_keeps_what_it_acknowledged(fault: str, case: str, machine: Machine) -> None:
     if fault != "no inodes":  # for that, the ledger must not be there yet
-        machine.succeeds("-c", SPEND)
+        machine.succeeds("-c", SPEND, "12")
     strike, said = FAULTS[fault]
     file = ledger.path("default", machine.disk.view(machine.project / "state"))
     before = file.read_bytes() if file.exists() else b""
     strike(machine.disk)
-    done = machine.run("-c", SPEND)
+    done = machine.run("-c", SPEND, "12")
     complains(done, "/state", said)
     found = {entry.id for entry in ledger.entries("default", file.parent.parent)}
-    assert set(done.stdout.split()) <= found
+    assert {line.split()[1] for line in done.stdout.splitlines()} <= found
     assert (file.read_bytes() if file.exists() else b"").startswith(before)
     machine.disk.free()
-    machine.succeeds("-c", SPEND)
+    machine.succeeds("-c", SPEND, "12")
     after = ledger.entries("default", file.parent.parent)
     assert found <= {entry.id for entry in after}
     assert sum(not entry.final for entry in after) <= 1

@@ -14,7 +14,7 @@ import pytest
 
 from stages.evidence import ledger
 from tests.conftest import ROOT
-from tests.faults.kit import HOOK, Place, Point, interrupted, picture, points
+from tests.faults.kit import HOOK, SPEND, Place, Point, interrupted, picture, points
 
 JOB_OUTPUTS = {
     "train": ("data/models/pretrain", "metrics/pretrain/loss.csv", "metrics/pretrain/train.json"),
@@ -172,27 +172,6 @@ def test_a_job_killed_at_a_moment_between_files(point: Point, small: Path, undis
 
 # The ledger.
 
-SPEND = """
-import sys
-from decimal import Decimal
-from stages import command
-from stages.evidence import ledger
-from stages.protocol import Campaign
-
-BUDGET = Campaign(name="default", authorization_usd="900.00", cap_usd="1.00", reserve_usd="1.00")
-
-def main():
-    for n in range(6):
-        attempt = ledger.reserve(
-            BUDGET, job=f"{n:064x}", platform="nodus", task="sft", stage="train", amount=Decimal("1.00")
-        )
-        print("reserved", attempt, flush=True)
-        ledger.settle("default", attempt, role="failed", charge_usd=Decimal("0.10"), final=True)
-        print("settled", attempt, flush=True)
-
-command.run(main)
-"""
-
 
 @pytest.fixture(scope="module")
 def spending(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
@@ -208,7 +187,7 @@ def spending(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 
 def spend(place: Place, environment: dict[str, str]) -> Any:
-    return place.run(environment | {"PYTHONPATH": f"{place.project}:{ROOT}"}, "-m", "spend")
+    return place.run(environment | {"PYTHONPATH": f"{place.project}:{ROOT}"}, "-m", "spend", "6")
 
 
 @pytest.mark.parametrize("point", points("ledger", 16, sample=(3, 6, 9, 12)))
