@@ -76,14 +76,14 @@ def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, resul
         "model_weights_sha256": result.model_weights_sha256,
         "output": {name: entry.model_dump() for name, entry in manifest.files.items()},
         "timings": {
-            "submitted_utc": delivery.submitted_utc,
+            "submitted_utc": delivery.clock.submitted_utc,
             "worker_started_utc": result.started_utc,
             "worker_finished_utc": result.finished_utc,
-            "verified_utc": delivery.verified_utc,
+            "verified_utc": delivery.clock.verified_utc,
             "worker_seconds": result.worker_seconds,
-            "delivery_seconds": delivery.seconds,
+            "delivery_seconds": delivery.clock.seconds,
             "delivery_clock": "submission to verified output, by the submitting machine's wall clock",
-            "taken_up": delivery.taken_up,
+            "taken_up": delivery.clock.taken_up,
         },
         "receipt": delivery.receipt.model_dump(),
     }
@@ -91,7 +91,7 @@ def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, resul
 
 def metrics(result: Result, delivery: Delivery) -> dict[str, Any]:
     """The stage's metrics file; a charge stands there only where the platform made a final one."""
-    found: dict[str, Any] = result.metrics | {"delivery_seconds": delivery.seconds}
+    found: dict[str, Any] = result.metrics | {"delivery_seconds": delivery.clock.seconds}
     if delivery.receipt.charge_usd is not None and delivery.receipt.final:
         found["charge_usd"] = float(delivery.receipt.charge_usd)
     return found

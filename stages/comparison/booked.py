@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import yaml
-
 from stages.command import ParityError
 from stages.comparison.audited import Audited, Line, same, unknown
 from stages.comparison.runs import CAMPAIGN, Reader
 from stages.evidence import chain, ledger
 from stages.evidence.ledger import Account, Entry
-from stages.validation import Loader
+from stages.validation import parse_yaml
 
 BUDGET = ("authorization_usd", "cap_usd", "reserve_usd")
 
@@ -52,10 +50,9 @@ def check_budget(run: Audited, account: Account) -> Iterator[Line]:
 
 def campaign_of(run: Audited) -> dict[str, Any]:
     try:
-        found = yaml.load(run.files.read("params.yaml") or b"", Loader)  # a SafeLoader
-    except yaml.YAMLError:
+        section = parse_yaml(run.files.read("params.yaml") or b"", "params.yaml").get("campaign")
+    except ParityError:
         return {}
-    section = found.get("campaign") if isinstance(found, dict) else None
     return section if isinstance(section, dict) else {}
 
 

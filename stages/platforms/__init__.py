@@ -70,6 +70,15 @@ class Handle(Frozen):
     reference: dict[str, Any]  # the platform's own
 
 
+class Clock(Frozen):
+    """A delivery from submission to verified output, by this machine's wall clock."""
+
+    seconds: float = Field(allow_inf_nan=False)
+    submitted_utc: Moment
+    verified_utc: Moment
+    taken_up: bool  # by another process than the one that submitted, so the seconds hold a time nobody waited
+
+
 class Context(NamedTuple):
     """What a platform may know of the run beside its own settings."""
 
@@ -120,10 +129,7 @@ class Delivery(NamedTuple):
 
     out: Path
     receipt: Receipt
-    seconds: float  # from submission to verified output, by this machine's wall clock
-    submitted_utc: str
-    verified_utc: str
-    taken_up: bool  # by another process than the one that submitted, so the seconds hold a time nobody waited
+    clock: Clock
 
 
 def names() -> list[str]:
@@ -243,15 +249,16 @@ def follow(platform: Platform, context: Context, handle: Handle, folder: Path) -
     return out
 
 
-def first_verified(handle: Handle, folder: Path, taken_up: bool) -> dict[str, Any]:
+def first_verified(handle: Handle, folder: Path, taken_up: bool) -> Clock:
     """The delivery's clock. It ended when the output was first verified, however often that is fetched again."""
     path = folder / DELIVERED
     if not path.is_file():
         verified = now()
         seconds = (datetime.fromisoformat(verified) - datetime.fromisoformat(handle.submitted_utc)).total_seconds()
-        clock = {"seconds": seconds, "submitted_utc": handle.submitted_utc, "verified_utc": verified}
-        write_json(path, clock | {"taken_up": taken_up or "submitted_utc" in handle.reference})
-    return dict(read_json(path))
+        found = taken_up or "submitted_utc" in handle.reference
+        clock = Clock(seconds=seconds, submitted_utc=handle.submitted_utc, verified_utc=verified, taken_up=found)
+        write_json(path, clock.model_dump())
+    return validate(Clock, read_json(path), path)
 
 
 def drop(out: Path) -> None:
@@ -285,7 +292,7 @@ def run(
         receipt = platform.receipt(handle, folder)
         if platform.paid:
             context.settle(job, receipt)
-        yield Delivery(out, receipt, **clock)
+        yield Delivery(out, receipt, clock)
         drop(out)
         # A paid job's handle finds its output again, and its bill where that comes late.
         kept = {HANDLE, DELIVERED, "job"} if platform.paid else set()

@@ -66,6 +66,7 @@ def lay(root: Path, embedded: Protocol, tiny_model: Path) -> None:
     jobs.write_manifest(root / "out", "0" * 64)
     handle = platforms.Handle(version=1, platform="local", job="a" * 64, submitted_utc=platforms.now(), reference={})
     write_json(root / "flight/handle.json", handle.model_dump())
+    platforms.first_verified(handle, root / "flight", False)
     events = ({"event": "started"}, {"event": "ended", "status": 0})
     lines = [canonical({"at": platforms.now(), **event}) + b"\n" for event in events]
     (root / "flight/attempts.jsonl").write_bytes(b"".join(lines))
@@ -121,7 +122,7 @@ def delivered(root: Path) -> None:
 
 def flown(root: Path) -> None:
     handle = platforms.read_handle(root / "flight/handle.json")
-    assert handle is not None
+    platforms.first_verified(handle, root / "flight", False)
     local.Platform(local.Settings(), CONTEXT).receipt(handle, root / "flight")
 
 
@@ -159,6 +160,7 @@ TARGETS = {
     "out/result.json": (delivered,),
     "flight/handle.json": (flown,),
     "flight/attempts.jsonl": (flown,),
+    "flight/delivered.json": (flown,),
     "state/campaigns/hostile.jsonl": (spent,),
     "checkpoint-3/checkpoint.json": (resumed,),
     "metrics/campaign.json": RUN,

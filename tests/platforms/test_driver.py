@@ -206,7 +206,8 @@ def test_a_delivery_ends_when_its_output_is_first_verified(params: Params, job: 
     Paid.bill = None
     time.sleep(0.3)
     again = run(params, job, state)
-    assert (again.seconds, again.verified_utc, again.taken_up) == (first.seconds, first.verified_utc, False)
+    assert again.clock == first.clock
+    assert not first.clock.taken_up
     assert delivery.metrics(types.SimpleNamespace(metrics={}), again)["charge_usd"] == 0.25
     assert booked(state) == [("headline_successful_attempt", "0.25", True)]
 
@@ -214,8 +215,8 @@ def test_a_delivery_ends_when_its_output_is_first_verified(params: Params, job: 
 def test_a_job_that_was_found_counts_from_its_own_submission(params: Params, job: Any, tmp_path: Path) -> None:
     Paid.known = {"submitted_utc": "2026-11-01T08:00:00+00:00"}
     found = run(params, job, tmp_path / "state")
-    assert (found.submitted_utc, found.taken_up) == ("2026-11-01T08:00:00+00:00", True)
-    assert found.seconds > 1000
+    assert (found.clock.submitted_utc, found.clock.taken_up) == ("2026-11-01T08:00:00+00:00", True)
+    assert found.clock.seconds > 1000
 
 
 def test_detached_a_job_outlives_ctrl_c_and_is_taken_up(params: Params, job: Any, tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_detached_a_job_outlives_ctrl_c_and_is_taken_up(params: Params, job: Any
         run(params, job, state, detach=True)
     assert roles(state) == [("in_flight", False)]
     Paid.ending = None
-    assert run(params, job, state).taken_up
+    assert run(params, job, state).clock.taken_up
     assert Paid.submitted == 1
 
 

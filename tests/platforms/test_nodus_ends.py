@@ -245,7 +245,7 @@ def test_a_server_that_stays_away_leaves_the_job_to_be_taken_up(
     assert roles(tmp_path / "state") == [("in_flight", False)]
     monkeypatch.undo()
     with pointed(nodus.environment), delivered(tmp_path / "state", job) as delivery:
-        assert delivery.taken_up
+        assert delivery.clock.taken_up
     assert len(jobs_of(nodus, job)) == 1
     assert roles(tmp_path / "state") == [("headline_successful_attempt", True)]
 
