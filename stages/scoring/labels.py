@@ -13,7 +13,7 @@ from stages.protocol import LabelScorer
 from stages.scoring.logits import likeliest
 
 # The protocol's batch size counts prompts of this many tokens; shorter ones come in larger batches.
-ROW = 256
+ROW = 512
 
 
 def answer(text: str) -> str:
