@@ -27,7 +27,7 @@ def unpacked(path: Path) -> Iterator[bytes]:
     if content[:4] == b"\x28\xb5\x2f\xfd":
         import zstandard
 
-        yield b"".join(zstandard.ZstdDecompressor().read_to_iter(content, read_across_frames=True))
+        yield zstandard.ZstdDecompressor().stream_reader(content, read_across_frames=True).read()
 
 
 def planted(*roots: Path) -> list[str]:
