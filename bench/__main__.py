@@ -21,16 +21,18 @@ def main() -> None:
     arguments = argparse.ArgumentParser("python -m bench", description=__doc__)
     arguments.add_argument("what", nargs="*", choices=[[], *PARTS], help="all of them by default")
     arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    arguments.add_argument("--rounds", type=int, default=3, help="turns that each takes")
+    arguments.add_argument("--rounds", type=int, default=5, help="turns that each takes")
     arguments.add_argument("--scale", type=float, default=1.0, help="of the work, for a quick look")
     arguments.add_argument("--models", nargs="*", choices=CASES, help="for nll and labels: of these alone")
     given = arguments.parse_args()
     # Nothing here is of the hub, and libraries that draw bars would be measured drawing them.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    for name in given.what or PARTS:
-        record = importlib.import_module(f"bench.{name}").measure(given)
-        Console().print(table.rich_table(record.save(name, given.device)))
+    limits: dict[str, float] = {}
+    for name in ("limits", *(name for name in given.what or PARTS if name != "limits")):
+        record = importlib.import_module(f"bench.{name}").measure(given).save(name, given.device)
+        limits = limits or record["limits"]
+        Console().print(table.rich_table(record, limits))
     table.main()
 
 

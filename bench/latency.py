@@ -83,7 +83,8 @@ def measure_repro(record: Record, rounds: int) -> None:
     }
     interleaved(works, 1)
     seconds, _ = interleaved(works, rounds)
-    record.line(f"dvc repro, nothing to do, {stages} stages", seconds, 1, "runs/s", equal="all stages skipped")
+    case, equal = f"dvc repro, nothing to do, {stages} stages", "all stages skipped"
+    record.line(case, seconds, 1, "runs/s", equal=equal, work={"starts": 1})
 
 
 def measure_start(record: Record, rounds: int) -> None:
@@ -95,7 +96,7 @@ def measure_start(record: Record, rounds: int) -> None:
     seconds, _ = interleaved(works, rounds)
     for name in COMMANDS:
         pair = {name: seconds[name], LIBRARIES: seconds[LIBRARIES]}
-        record.line(f"python -m stages.{name} --help", pair, 1, "starts/s")
+        record.line(f"python -m stages.{name} --help", pair, 1, "starts/s", work={"starts": 1})
 
 
 def repository(folder: Path, runs: int) -> list[str]:
@@ -123,7 +124,7 @@ def measure_compare(record: Record, given: Namespace) -> None:
     for size in sizes:
         seconds, _ = interleaved({"this project": lambda size=size: compare(folder, names[:size])}, given.rounds)
         promised = {PROMISE: [LIMIT] * given.rounds}
-        record.line(f"compare {size} runs", seconds | promised, size, "runs/s", {PROMISE: 1.0})
+        record.line(f"compare {size} runs", seconds | promised, size, "runs/s", {PROMISE: 1.0}, work={"starts": 1})
     sizes = [max(2, len(names) * part // 16) for part in (1, 4, 16)]
     grown = {size: (lambda size=size: compare(folder, names[:size])) for size in sizes}
     record.grow("compare", "runs", grown, given.rounds)

@@ -1,5 +1,11 @@
-"""What this machine can do at most: FP32 products and copies in memory."""
+"""What this machine can do at most: FP32 products, copies in memory, SHA-256, starts of Python.
 
+A line's `work`, by the same names, gives the shortest time that these rates allow for it.
+"""
+
+import hashlib
+import subprocess
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -9,6 +15,7 @@ from bench.measure import Record, synchronized
 
 SIZES = (256, 512, 1024, 2048)
 FLOATS = 1 << 26  # 256 MiB, above any cache
+BLOCK = 1 << 24
 
 
 def best(work: Callable[[], Any], seconds: float = 1.0) -> float:
@@ -33,7 +40,13 @@ def measure(given: Namespace) -> Record:
     source = torch.ones(FLOATS, device=given.device)
     target = torch.empty_like(source)
     copied = 2 * 4 * FLOATS / best(synchronized(given.device, lambda: target.copy_(source)))
-    record.limits = {"gemm_flop_per_s": max(rates.values()), "memory_bytes_per_s": copied}  # type: ignore[attr-defined]
+    block = bytes(BLOCK)
+    record.limits = {  # type: ignore[attr-defined]
+        "flop": max(rates.values()),
+        "bytes": copied,  # read and written, both counted
+        "hashed": BLOCK / best(lambda: hashlib.sha256(block)),
+        "starts": 1 / best(lambda: subprocess.run([sys.executable, "-c", ""], check=True)),
+    }
     record.notes.append(
         "Products of " + ", ".join(f"{size}: {rate / 1e9:,.0f} GFLOP/s" for size, rate in rates.items()) + "."
     )

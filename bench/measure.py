@@ -47,8 +47,8 @@ class Record:
     ) -> None:
         """Ours, the first of `seconds`, against each of the others; `goals` are ratios to reach, by the other's name.
 
-        `more` may hold `flop` and `bytes` of the work, for the distance to the machine's limits, and `equal`: what
-        shows that the same was done.
+        `more` may hold `work`, what has to be done at least in the units of `bench.limits`, and `equal`: what shows
+        that the same was done.
         """
         ours, *others = seconds
         for other in others:

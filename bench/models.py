@@ -99,8 +99,11 @@ def notes(names: Sequence[str]) -> list[str]:
     return [ABSENT] if not PILOT.is_dir() and set(names) - {"embedded"} else []
 
 
-def flop_per_token(model: Any) -> float:
-    """Two per weight that a token is multiplied with; attention's own, under 2 % at these lengths, is left out."""
-    embedding = model.get_input_embeddings().weight.numel()
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    return 2.0 * (sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding))
+def flop(model: Any, read: int, said: int) -> float:
+    """Of `read` tokens through the layers and `said` through the vocabulary: two for each weight that each meets.
+
+    Attention's own, under 2 % at these lengths, is left out.
+    """
+    vocabulary = model.get_output_embeddings().weight.numel()
+    layers = sum(weight.numel() for weight in model.base_model.parameters()) - vocabulary
+    return 2.0 * (layers * read + vocabulary * said)

@@ -11,7 +11,7 @@ from stages.jobs import PROJECT
 
 PAGE = PROJECT / "docs" / "performance.md"
 PAPER = PROJECT / "bench" / "paper.md"  # what no measurement here can show
-COLUMNS = ("work", "against", "here", "there", "unit", "times as fast", "goal", "checked")
+COLUMNS = ("work", "against", "here", "there", "unit", "times as fast", "goal", "of the limit", "checked")
 
 
 def number(value: float) -> str:
@@ -24,17 +24,24 @@ def goal(line: Mapping[str, Any]) -> str:
     return f"{line['goal']:.3g} {'met' if line['ratio']['median'] >= line['goal'] else '**missed**'}"
 
 
-def row(line: Mapping[str, Any]) -> list[str]:
+def nearness(line: Mapping[str, Any], limits: Mapping[str, float]) -> str:
+    """The part of our seconds that the machine's limits leave no way around."""
+    if "work" not in line:
+        return "-"
+    return f"{sum(amount / limits[name] for name, amount in line['work'].items()) / line['seconds']:.0%}"
+
+
+def row(line: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
     ratio, rates = line["ratio"], line["rates"]
     spread = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
     cells = [line["case"], line["other"], number(rates["ours"]), number(rates["other"]), line["unit"], spread]
-    return [*cells, goal(line), line.get("equal", "")]
+    return [*cells, goal(line), nearness(line, limits), line.get("equal", "")]
 
 
-def rich_table(record: Mapping[str, Any]) -> Table:
+def rich_table(record: Mapping[str, Any], limits: Mapping[str, float]) -> Table:
     table = Table(*COLUMNS, title=record["title"], caption="\n".join(growth(record)))
     for line in record["lines"]:
-        table.add_row(*(cell.replace("**", "") for cell in row(line)))
+        table.add_row(*(cell.replace("**", "") for cell in row(line, limits)))
     return table
 
 
@@ -51,26 +58,13 @@ def markdown(rows: list[list[str]]) -> Iterator[str]:
     yield from (f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def distance(record: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[str]:
-    """How much of the machine's product rate a work's floating-point operations make."""
-    seen = set()
-    for line in record["lines"]:
-        if "flop" in line and line["case"] not in seen:
-            seen.add(line["case"])
-            rate = line["flop"] / line["seconds"]
-            share = rate / limits["gemm_flop_per_s"]
-            yield f"- {line['case']}: {rate / 1e9:,.0f} GFLOP/s, {share:.0%} of the fastest product measured here."
-
-
 def section(record: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[str]:
     yield f"## {record['title']}"
     yield ""
-    yield from markdown([row(line) for line in record["lines"]])
+    yield from markdown([row(line, limits) for line in record["lines"]])
     yield ""
     for note in record["notes"]:
         yield from (note, "")
-    if found := list(distance(record, limits)):
-        yield from (*found, "")
     if found := list(growth(record)):
         yield "Growth: " + "; ".join(found) + "."
         yield ""
@@ -87,8 +81,8 @@ def machine(record: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     return (
         f"Measured on: {what}{cores}, Python {environment['python']}, {versions}. Its limits, measured: "
-        f"{limits['gemm_flop_per_s'] / 1e9:,.0f} GFLOP/s in FP32 products, "
-        f"{limits['memory_bytes_per_s'] / 1e9:,.1f} GB/s of copying."
+        f"{limits['flop'] / 1e9:,.0f} GFLOP/s in FP32 products, {limits['bytes'] / 1e9:,.1f} GB/s of copying, "
+        f"{limits['hashed'] / 1e9:,.2f} GB/s of SHA-256, {1e3 / limits['starts']:,.0f} ms to start Python."
     )
 
 
@@ -101,7 +95,8 @@ def page(records: Mapping[str, Mapping[str, Any]], paper: str) -> str:
         "",
         "This project against what one would use instead, in one process tree on one machine, in turn. *times as fast* "
         "is the other's seconds over this project's, the median of the rounds with the lowest and the highest; a goal "
-        "is a ratio to reach. Ratios count, seconds are this machine's. `make bench` measures all of it anew, "
+        "is a ratio to reach. *Of the limit* is the least time that the machine's own limits allow for the work, as a "
+        "share of this project's. Ratios count, seconds are this machine's. `make bench` measures all of it anew, "
         "`python -m bench nll --device cuda` one part on a GPU.",
         "",
         machine(limits),

@@ -43,6 +43,13 @@ def test_a_ratio_is_the_others_time_over_ours_round_by_round_and_its_goal_is_hel
     assert table.goal(other) == "-"
 
 
+def test_the_least_time_that_the_limits_allow_is_a_share_of_ours() -> None:
+    record = measure.Record("Sorting")
+    record.line("words", {"ours": [2.0], "theirs": [4.0]}, 12, "words/s", work={"bytes": 10.0, "hashed": 3.0})
+    record.line("words", {"ours": [2.0], "theirs": [4.0]}, 12, "words/s")
+    assert [table.nearness(line, {"bytes": 20.0, "hashed": 6.0, "flop": 1.0}) for line in record.lines] == ["50%", "-"]
+
+
 def test_works_take_turns_and_one_that_timed_itself_is_believed() -> None:
     order: list[str] = []
 
