@@ -16,6 +16,7 @@ from stages import command
 from stages.command import ParityError
 from stages.comparison.artifacts import cached, listed, locked
 from stages.comparison.revisions import Folder
+from stages.evidence.bounds import all_of
 from stages.evidence.digests import BLOCK
 from stages.validation import first_line
 
@@ -89,7 +90,7 @@ def objects(place: Place) -> Iterator[tuple[str, str, str | None, str | None]]:
         yield path, md5, (wrong := problem(place, where, md5)), None
         if md5.endswith(".dir") and wrong is None:
             with place.open(where) as stream:
-                inner = listed(stream.read(), where)
+                inner = listed(all_of(stream, where), where)
             for name, digest in inner.items():
                 yield f"{path}/{name}", digest, problem(place, place.path(digest), digest), where
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from stages.command import ParityError
 from stages.comparison.revisions import Files, Folder
+from stages.evidence.bounds import read_bytes
 from stages.evidence.digests import parse_document
 from stages.jobs import safe
 from stages.layout import HEAL
@@ -131,5 +132,5 @@ def artifacts(files: Files) -> Iterator[Artifact]:
             yield Artifact(f"{path}/", md5, own if isinstance(files, Folder) and own.is_dir() else None)
             continue
         yield Artifact(f"{path}/", md5, listing)
-        for name, digest in listed(listing.read_bytes(), str(listing)).items():
+        for name, digest in listed(read_bytes(listing), str(listing)).items():
             yield Artifact(f"{path}/{name}", digest, place(files, f"{path}/{name}", digest))

@@ -41,10 +41,10 @@ class Audited:
 
     def json(self, path: str) -> Any:
         """A document; None where there is none or where it does not parse, which is a difference."""
-        content = self.files.read(path)
         try:
+            content = self.files.read(path)
             return parse_json(content) if content is not None else None
-        except ValueError as error:
+        except (ParityError, ValueError) as error:
             self.broken.append(Line(path, "differs", "a JSON document", str(error)))
             return None
 

@@ -25,13 +25,13 @@ ADDED = ("delivery_seconds", "charge_usd")  # to a stage's metrics, by the submi
 
 def check_reference(run: Audited) -> Iterator[Line]:
     """The published figures against their list of digests."""
-    listed = (run.files.read(SUMS) or b"").decode().splitlines()
+    listed = (run.files.read(SUMS) or b"").splitlines()
     if not listed:
         yield unknown(SUMS, "no such file")
-    for line in listed:
-        digest, name = line.split("  ", 1)
+    for number, line in enumerate(listed, 1):
+        digest, _, name = line.decode(errors="backslashreplace").partition("  ")
         if not safe(name):
-            raise ParityError(f"{SUMS}: {name!r:.80} is no plain path")
+            raise ParityError(f"{SUMS}:{number}: found {line!r:.80}, expected a digest and a plain path")
         content = run.files.read(f"reference/{name}")
         found = None if content is None else hashlib.sha256(content).hexdigest()
         yield same(f"reference/{name}", digest, found)
@@ -191,7 +191,7 @@ def check_metrics(run: Audited) -> Iterator[Line]:
                 continue
             try:
                 made = OF_TASK[task](parse_json(row) for row in artifact.found.read_bytes().splitlines())
-            except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 yield Line(what, "differs", "readable predictions", repr(error)[:120])
                 continue
             for key, value in made.items():

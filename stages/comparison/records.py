@@ -53,6 +53,13 @@ class Training(Known):
     seed: int
 
 
+class Execution(Known):
+    training_dtype: str
+    evaluation_dtype: str
+    attention: str
+    tf32: bool
+
+
 class Job(Known):
     id: str | None = None
     code: str | None = None
@@ -60,7 +67,7 @@ class Job(Known):
     task: Task
     stack: dict[str, str]
     resources: dict[str, Any]
-    execution: dict[str, Any]
+    execution: Execution
     model: Model
     inputs: dict[str, str]
     repeat: int = 1
@@ -120,6 +127,7 @@ class Evidence(Known):
     job: Job
     device: str
     environment: Environment
+    loaded_weights_sha256: str | None = None
     training_tokens_sha256: str | None = None
     model_weights_sha256: str | None = None
     output: dict[str, Entry] = Field(default_factory=dict)

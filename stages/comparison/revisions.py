@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from stages.command import ParityError
+from stages.evidence.bounds import beyond, read_bytes
+from stages.evidence.digests import BLOCK, MOST_BYTES
 from stages.jobs import PROJECT
 
 WORKSPACE = "."
@@ -32,7 +34,7 @@ class Folder(NamedTuple):
 
     def read(self, path: str) -> bytes | None:
         found = self.root / path
-        return found.read_bytes() if found.is_file() else None
+        return read_bytes(found) if found.is_file() else None
 
     def names(self, *under: str) -> list[str]:
         roots = [self.root / path for path in under]
@@ -51,7 +53,7 @@ class Published(NamedTuple):
             candidates = [shared / self.platform / inner, shared / inner]
         else:
             candidates = [PROJECT / path] if path.startswith(("protocols/", "reference/")) else []
-        return next((found.read_bytes() for found in candidates if found.is_file()), None)
+        return next((read_bytes(found) for found in candidates if found.is_file()), None)
 
     def names(self, *under: str) -> list[str]:
         return Folder(PROJECT).names(*under)
@@ -83,8 +85,18 @@ class Objects:
         header = self.process.stdout.readline().split()
         if header[-1] in (b"missing", b"ambiguous"):
             return None
-        content = self.process.stdout.read(int(header[2]) + 1)[:-1]
+        if (size := int(header[2])) > MOST_BYTES:
+            self.pass_over(size + 1)
+            raise beyond(name)
+        content = self.process.stdout.read(size + 1)[:-1]
         return content if header[1] == b"blob" else None
+
+    def pass_over(self, size: int) -> None:
+        """Read on to the next answer, which another file of the run may be read from."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        while size and (block := self.process.stdout.read(min(size, BLOCK))):
+            size -= len(block)
 
 
 class Revision(NamedTuple):

@@ -4,14 +4,14 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from stages.command import ParityError
 from stages.evidence.digests import read_json, sha256_file
 from stages.layout import HEAL, RAW, SOURCES
-from stages.validation import Sha256, validate
+from stages.validation import PART, Sha256, validate
 
 MODEL_FILES = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
 
@@ -28,7 +28,7 @@ def check_pins(pins: Mapping[str, str], folder: Path) -> None:
 class Taken(BaseModel):
     """What `sources` recorded of one corpus or model."""
 
-    files: dict[str, Sha256]
+    files: dict[Annotated[str, Field(pattern=rf"^{PART}(/{PART})*$")], Sha256]
 
 
 class Snapshot(RootModel[dict[str, Taken]]):

@@ -12,6 +12,7 @@ from stages.command import ParityError, Task
 from stages.corpora.select import select_pretrain, select_sft
 from stages.corpora.sources import split_files
 from stages.protocol import Corpus, Protocol, SftSelection
+from stages.validation import first_line
 
 BATCH_ROWS = 16384
 SFT_COLUMNS = {"sentence": "string", "label": "int64"}
@@ -38,9 +39,10 @@ def read_columns(files: Iterable[Path], columns: dict[str, str]) -> Iterator[tup
                             raise ParityError(f"{path}: row {row}: {name} is null")
                     yield from zip(*(values.to_pylist() for values in lists), strict=True)
                     start += len(batch)
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ParityError(f"{path}: cannot be read as parquet: {reason}") from None
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise  # of the disk; for what stands in a file pyarrow raises OSError without a number
+            raise ParityError(f"{path}: cannot be read as parquet: {printable(first_line(error))}") from None
 
 
 def batches(table: Any, columns: list[str]) -> Iterator[Any]:
@@ -52,9 +54,14 @@ def batches(table: Any, columns: list[str]) -> Iterator[Any]:
 def check_schema(path: Path, schema: Any, columns: dict[str, str]) -> None:
     for name, kind in columns.items():
         if name not in schema.names:
-            raise ParityError(f"{path}: no column '{name}'; it has {', '.join(schema.names)}")
+            raise ParityError(f"{path}: no column '{name}'; it has {printable(', '.join(schema.names))}")
         if str(schema.field(name).type) not in (kind, f"large_{kind}"):
-            raise ParityError(f"{path}: column '{name}' is {schema.field(name).type}, expected {kind}")
+            raise ParityError(f"{path}: column '{name}' is {printable(schema.field(name).type)}, expected {kind}")
+
+
+def printable(text: object) -> str:
+    """What a file says of itself, in one line that a terminal takes."""
+    return str(text).encode("unicode_escape").decode()[:200]
 
 
 def serialize(row: dict[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.command import ParityError
+from stages.evidence.bounds import all_of, read_bytes
 from stages.evidence.digests import canonical, named, parse_document
 from stages.validation import Frozen, validate
 
@@ -45,7 +46,7 @@ def lines(file: Path) -> Iterator[Line]:
     it, so it counts for nothing.
     """
     previous = START
-    text = file.read_bytes() if file.is_file() else b""
+    text = read_bytes(file) if file.is_file() else b""
     for number, raw in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         where = f"{file}:{number}"
         line = validate(Line, parse_document(raw, where), where)
@@ -66,7 +67,7 @@ def append(file: Path, event: str, attempt: str, **values: Any) -> None:
     try:
         with file.open("ab+") as stream:
             stream.seek(0)
-            stream.truncate(stream.read().rfind(b"\n") + 1)
+            stream.truncate(all_of(stream, file).rfind(b"\n") + 1)
             stream.write(canonical(record | {"chain": link(previous, record)}) + b"\n")
             stream.flush()
             os.fsync(stream.fileno())

@@ -16,6 +16,7 @@ from stages.command import ParityError
 from stages.evidence.digests import whole
 from stages.jobs import MANIFEST, PROJECT, Job, read_manifest
 from stages.platforms import HANDLE, Attempt, Context, Handle, Receipt
+from stages.platforms.common.reference import foreign, refers
 from stages.platforms.common.shield import shielded
 from stages.platforms.common.source import lay, worker_files
 from stages.platforms.common.stack import requirements
@@ -25,7 +26,7 @@ from stages.platforms.on_modal.calls import cancel, follow, stop_app, stopped
 from stages.platforms.on_modal.errors import JobError, explained, first_line
 from stages.platforms.on_modal.layout import Try, file_path
 from stages.platforms.on_modal.store import Store
-from stages.validation import Count, Frozen, Name, plain
+from stages.validation import Count, Frozen, Moment, Name, plain
 
 MOUNT = "/parity"
 CODE = "/root"  # first on the container's Python path
@@ -45,8 +46,24 @@ class Settings(Frozen):
     prices: bill.Prices
 
 
+class Reference(Frozen):
+    """What finds a job's app and its call again. Its app has an id where it was deployed, its call once it was made."""
+
+    app: Name
+    app_id: Name | None = None
+    call: Name | None = None
+    submitted_utc: Moment | None = None  # of a job that was found instead
+
+
 def app_name(job_id: str) -> str:
     return f"parity-{job_id[:32]}"
+
+
+def own_reference(handle: Handle) -> Reference:
+    found = refers(Reference, handle)
+    if found.app != app_name(handle.job):
+        raise foreign(handle, found.app)
+    return found
 
 
 class Platform:
@@ -73,28 +90,28 @@ class Platform:
             store, name = self.store(), app_name(job.id)
             if store.finished(job.id):
                 print("the job's output is on Modal already", flush=True)
-                return {"app": name, "app_id": None, "call": None, "submitted_utc": store.submitted_utc(job.id)}
+                return Reference(app=name, submitted_utc=store.submitted_utc(job.id)).model_dump()
             if found := self.under_way(job.id, store):
-                print(f"the job runs on Modal already: call {found['call']}", flush=True)
-                return found
+                print(f"the job runs on Modal already: call {found.call}", flush=True)
+                return found.model_dump()
             store.put_job(job, folder / "job")
-            return self.start(job, folder, store)
+            return self.start(job, folder, store).model_dump(exclude={"submitted_utc"})
 
-    def under_way(self, job_id: str, store: Store) -> dict[str, Any] | None:
+    def under_way(self, job_id: str, store: Store) -> Reference | None:
         """The call that an app of the job's name works on. One still queued is waited for, until it says its id."""
         import modal
         from modal.exception import NotFoundError
 
         name, environment = app_name(job_id), self.settings.environment
-        found: dict[str, Any] = {"app": name, "app_id": None, "call": None}
+        found = Reference(app=name)
         try:
-            found["app_id"] = modal.App.lookup(name, environment_name=environment).app_id
-            found["submitted_utc"] = store.submitted_utc(job_id)
+            app_id = modal.App.lookup(name, environment_name=environment).app_id
+            found = Reference(app=name, app_id=app_id, submitted_utc=store.submitted_utc(job_id))
             function = modal.Function.from_name(name, "work", environment_name=environment)
             while (stats := function.get_current_stats()).backlog or stats.num_running_inputs:
                 open_calls = [entry.call for entry in store.tries(job_id).values() if entry.outcome is None]
                 if open_calls:
-                    return found | {"call": open_calls[-1]}
+                    return found.model_copy(update={"call": open_calls[-1]})
                 time.sleep(1)
         except NotFoundError:
             pass
@@ -109,24 +126,25 @@ class Platform:
             store = self.store()
             calls = [entry.call for entry in store.tries(job_id).values()]
             if calls or store.finished(job_id):
-                return {"app": app_name(job_id), "app_id": None, "call": calls[-1] if calls else None}
-            return self.under_way(job_id, store)
+                return Reference(app=app_name(job_id), call=calls[-1] if calls else None).model_dump()
+            found = self.under_way(job_id, store)
+            return found.model_dump() if found else None
 
-    def start(self, job: Job, folder: Path, store: Store) -> dict[str, Any]:
+    def start(self, job: Job, folder: Path, store: Store) -> Reference:
         """Deploy the job's app and call its Function; an error or Ctrl-C here leaves no app."""
         import modal
 
         app, function = self.define(job, folder / "code", store)
-        reference = {"app": app_name(job.id), "app_id": None, "call": None}
+        reference = Reference(app=app_name(job.id))
         try:
             with modal.enable_output():  # the image is built here, the first time for minutes
                 app.deploy(environment_name=self.settings.environment)
             paid_for = float(self.cap / bill.rate(job, self.settings.prices))
             call = function.spawn(job.id, self.settings.volume, paid_for)
         except BaseException:
-            self.leave_nothing(reference | {"app_id": app.app_id})
+            self.leave_nothing(reference.model_copy(update={"app_id": app.app_id}))
             raise
-        return reference | {"app_id": app.app_id, "call": call.object_id}
+        return reference.model_copy(update={"app_id": app.app_id, "call": call.object_id})
 
     def define(self, job: Job, code: Path, store: Store) -> tuple[Any, Any]:
         """The app and its Function. Modal itself restarts a preempted input, so no retries are asked for."""
@@ -152,42 +170,43 @@ class Platform:
         return app, function
 
     def wait(self, handle: Handle, folder: Path) -> None:
+        own = own_reference(handle)
         try:
             with explained():
                 store = self.store()
                 if not store.finished(handle.job):
-                    follow(handle.reference["call"], detach=self.detach)
+                    follow(own.call, detach=self.detach)
                     if not store.finished(handle.job):
                         raise JobError("lost", "the job's output is gone from the Volume. Run the same command again")
         except (ParityError, KeyboardInterrupt) as error:
             if self.detach and isinstance(error, KeyboardInterrupt):
                 raise
             outcome = error.outcome if isinstance(error, JobError) else "cancelled"
-            self.leave_nothing(handle.reference)
-            self.settle(handle, outcome, str(error) or "interrupted")
+            self.leave_nothing(own)
+            self.settle(handle.job, own.call, outcome, str(error) or "interrupted")
             raise
         with explained():
-            self.stop(handle.reference)
+            self.stop(own)
 
-    def stop(self, reference: dict[str, Any]) -> bool:
-        return stop_app(reference["app"], reference["app_id"], self.settings.environment)
+    def stop(self, reference: Reference) -> bool:
+        return stop_app(reference.app, reference.app_id, self.settings.environment)
 
-    def leave_nothing(self, reference: dict[str, Any]) -> None:
+    def leave_nothing(self, reference: Reference) -> None:
         """Cancel a job's call and stop its app, after an error; what cannot be stopped is named."""
         with shielded():
             try:
                 with explained():
-                    cancel(reference["call"])
+                    cancel(reference.call)
                     stopped, problem = self.stop(reference), "it took too long"
             except (ParityError, OSError) as error:
                 stopped, problem = False, first_line(error)
             if not stopped:
-                print(f"the app may run on ({problem}). Stop it: modal app stop {reference['app']}", flush=True)
+                print(f"the app may run on ({problem}). Stop it: modal app stop {reference.app}", flush=True)
 
-    def settle(self, handle: Handle, outcome: str, reason: str) -> None:
+    def settle(self, job_id: str, call: str | None, outcome: str, reason: str) -> None:
         """Put on record how the last try ended; without the record the error at hand still counts more."""
         with shielded(), contextlib.suppress(ParityError, OSError), explained():
-            self.store().settle(handle.job, handle.reference["call"], outcome, reason)
+            self.store().settle(job_id, call, outcome, reason)
 
     def fetch(self, handle: Handle, folder: Path, out: Path) -> None:
         """Every file by the manifest, which is put last; what a broken transfer left is continued."""
@@ -226,11 +245,12 @@ class Platform:
             return bill.Bill(None, False, {})
 
     def receipt(self, handle: Handle, folder: Path) -> Receipt:
+        own = own_reference(handle)
         with explained():
             store = self.store()
             entries = list(store.tries(handle.job).values())
             asked = store.job(handle.job)
-            clean = stopped(handle.reference["app"], handle.reference["app_id"], self.settings.environment)
+            clean = stopped(own.app, own.app_id, self.settings.environment)
         charge = self.charge(handle, entries)
         resources = asked.resources.model_dump() if asked else {}
         resources |= {"timeout_seconds": self.settings.timeout_seconds, "charge_usd_by_resource": charge.by_resource}

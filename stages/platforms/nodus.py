@@ -6,22 +6,22 @@ below NODUS_OUTPUT_DIR, wherever that is.
 """
 
 import contextlib
-from collections.abc import Mapping
 from decimal import ROUND_DOWN, Decimal
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from stages.command import ParityError
 from stages.jobs import Job, read_manifest
 from stages.platforms import Context, Handle, Receipt
+from stages.platforms.common.reference import foreign, refers
 from stages.platforms.common.source import lay, worker_files
 from stages.platforms.common.stack import requirements
-from stages.platforms.on_nodus import bill, models, outputs
-from stages.platforms.on_nodus.client import connect, explained, get
+from stages.platforms.on_nodus import answers, bill, models, outputs
+from stages.platforms.on_nodus.client import connect, explained, first_line
 from stages.platforms.on_nodus.follow import cancel, follow
-from stages.validation import Frozen, Name
+from stages.validation import Frozen, Moment, Name
 
 PYTHON = "3.11"
 NO_OFFERING = "NoFeasibleOffering"
@@ -36,6 +36,14 @@ class Settings(Frozen):
     timeout: Annotated[str, Field(pattern=DURATION, min_length=2, description='a duration such as "1h" or "90m"')]
     models: Name | None  # the Volume that keeps trained models for `evaluate`; null: they are uploaded
     final_charge_seconds: Annotated[int, Field(ge=0)]  # how long a receipt waits for the final charge
+
+
+class Reference(Frozen):
+    """What finds a Job again."""
+
+    name: Name
+    cache: Literal["warm", "cold"] | None = None
+    submitted_utc: Moment | None = None  # of one that was found instead, so its clock began before
 
 
 class Plan(NamedTuple):
@@ -61,19 +69,20 @@ class Platform:
         """A dry run, which makes nothing on Nodus. That no offering fits is a warning: the pilot's was wrong."""
         try:
             with explained(self.nodus, "estimating the cost"):
-                found, _ = self.nodus.api.estimate(self.rehearsed(job))
+                with answers.parsed("the dry run"):
+                    answer, _ = self.nodus.api.estimate(self.rehearsed(job))
+                found = answers.read(answers.Estimate, answer, "the dry run")
         except ParityError as error:
             if NO_OFFERING not in str(error):
                 raise
-            found = {"blockingReasons": [{"code": NO_OFFERING}]}
-        reasons = found.get("blockingReasons") or []
-        for reason in reasons:
-            if reason["code"] != NO_OFFERING:
-                raise ParityError(f"nodus: the Job would be refused: {reason['code']}: {reason.get('message')}")
-        if reasons:
+            found = answers.Estimate(blockingReasons=[answers.Refusal(code=NO_OFFERING)])
+        for reason in found.refusals or []:
+            if reason.code != NO_OFFERING:
+                said = f"{first_line(reason.code)}: {first_line(reason.message)}"
+                raise ParityError(f"nodus: the Job would be refused: {said}")
+        if found.refusals:
             print(f"warning: nodus: the dry run says {NO_OFFERING}; submitting all the same", flush=True)
-        cost: str | None = (found.get("costUSD") or {}).get("p50")
-        return cost
+        return found.cost_usd.p50 if found.cost_usd else None
 
     def rehearsed(self, job: Job) -> dict[str, Any]:
         """The Job's body as far as its price depends on it, on the image's base: a dry run builds nothing."""
@@ -97,10 +106,10 @@ class Platform:
         with explained(self.nodus, "looking for Jobs of this job"):
             tries = self.tries(job.id)
         for found in reversed(tries):
-            if found["status"].get("phase") not in ("Failed", "Cancelled"):
-                print(f"nodus: taking up Job {found['metadata']['name']}, submitted before", flush=True)
+            if found.status.phase not in ("Failed", "Cancelled"):
+                print(f"nodus: taking up Job {found.name}, submitted before", flush=True)
                 return reference(found)
-        name = f"parity-{job.id[:32]}-{len(tries) + 1}"
+        name = f"{stem(job.id)}{len(tries) + 1}"
         with explained(self.nodus, f"submitting Job {name}"):
             cache = models.cached(self.nodus, job.model)
             arguments = self.arguments(job, folder)
@@ -117,10 +126,9 @@ class Platform:
             tries = self.tries(job_id)
         return reference(tries[-1]) if tries else None
 
-    def tries(self, job_id: str) -> list[dict[str, Any]]:
+    def tries(self, job_id: str) -> list[answers.Job]:
         """Every Job of this job id, oldest first."""
-        found = self.nodus.api.list("Job", label_selector={"parity-job": models.label(job_id)})
-        return sorted(found, key=lambda value: value["metadata"]["creationTimestamp"])
+        return answers.jobs(self.nodus, {"parity-job": models.label(job_id)})
 
     def arguments(self, job: Job, folder: Path) -> dict[str, Any]:
         """What the Job is made of, the image built and the volumes there."""
@@ -170,25 +178,25 @@ class Platform:
     # Afterwards.
 
     def wait(self, handle: Handle, folder: Path) -> None:
-        name = handle.reference["name"]
+        name = own_reference(handle).name
         try:
             job = self.over(name)
         except KeyboardInterrupt:
             if not self.detach:
                 self.stop(name)
             raise
-        if job["status"]["phase"] == "Succeeded":
+        if job.status.phase == "Succeeded":
             return
         problem = cancel(self.nodus, name)  # one suspended at its cap
         with explained(self.nodus, f"reading why Job {name} ended"):
             line = bill.ended_badly(self.nodus, job)
         raise ParityError(line + (f". {problem}" if problem else ""))
 
-    def over(self, name: str) -> Mapping[str, Any]:
+    def over(self, name: str) -> answers.Job:
         """The Job once it has ended. One that succeeded before is not followed again: its log was shown then."""
         with explained(self.nodus, f"looking for Job {name}"):
-            found = get(self.nodus, "Job", name)
-        if found is not None and found["status"].get("phase") == "Succeeded":
+            found = answers.job(self.nodus, name)
+        if found is not None and found.status.phase == "Succeeded":
             return found
         return follow(self.nodus, name)
 
@@ -199,22 +207,35 @@ class Platform:
             print(f"warning: nodus: {problem}", flush=True)
 
     def fetch(self, handle: Handle, folder: Path, out: Path) -> None:
-        name = handle.reference["name"]
+        name = own_reference(handle).name
         outputs.fetch(self.nodus, name, out)
         trained = read_manifest(out, handle.job).files.get(f"model/{models.WEIGHTS}")
         if trained and self.settings.models:
             with contextlib.suppress(self.nodus.errors.NodusError):  # `evaluate` then uploads the model
-                began = self.nodus.api.get("Job", name)["metadata"]["creationTimestamp"]
-                if models.committed(self.nodus, self.settings.models, began):
+                found = answers.job(self.nodus, name)
+                if found and models.committed(self.nodus, self.settings.models, found.metadata.created):
                     models.remember(self.nodus, name, trained.sha256)
 
     def receipt(self, handle: Handle, folder: Path) -> Receipt:
-        name = handle.reference["name"]
-        found = bill.receipt(self.nodus, name, lambda: self.tries(handle.job), self.settings.final_charge_seconds)
-        cache = {"cache": handle.reference["cache"]} if handle.reference.get("cache") else {}
+        own = own_reference(handle)
+        wait = self.settings.final_charge_seconds
+        found = bill.receipt(self.nodus, own.name, lambda: self.tries(handle.job), wait)
+        cache = {"cache": own.cache} if own.cache else {}
         return found.model_copy(update={"resources": found.resources | cache})
 
 
-def reference(found: Mapping[str, Any]) -> dict[str, Any]:
+def stem(job_id: str) -> str:
+    """What the names of all Jobs of a job begin with."""
+    return f"parity-{job_id[:32]}-"
+
+
+def own_reference(handle: Handle) -> Reference:
+    found = refers(Reference, handle)
+    if not found.name.startswith(stem(handle.job)):
+        raise foreign(handle, found.name)
+    return found
+
+
+def reference(found: answers.Job) -> dict[str, Any]:
     """Of a Job that was not submitted by this process, so its clock began before."""
-    return {"name": found["metadata"]["name"], "submitted_utc": found["metadata"]["creationTimestamp"]}
+    return {"name": found.name, "submitted_utc": found.metadata.created}

@@ -215,14 +215,14 @@ def gives_up(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """The SDK, which tries a server that is away for five minutes, gives up on the Job's state so many times."""
     import nodus
 
-    asked, get = itertools.count(1), follow.get
+    asked, current = itertools.count(1), follow.current
 
     def away(*given: Any) -> Any:
         if next(asked) <= times:
             raise nodus.errors.APIConnectionError("no route to host")
-        return get(*given)
+        return current(*given)
 
-    monkeypatch.setattr(follow, "get", away)
+    monkeypatch.setattr(follow, "current", away)
 
 
 def test_when_the_sdk_gives_up_on_the_server_the_job_is_still_waited_for(

@@ -3,16 +3,17 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from stages.command import ParityError
 from stages.jobs import Job
 from stages.platforms.on_modal.layout import Try
-from stages.validation import Count, Frozen, Name, Usd
+from stages.validation import Count, Frozen, Name, Usd, first_line, plain, validate
 
 TAG = "parity-job"
+REPORT = "Modal's billing report"
 REPORTED_AFTER = timedelta(hours=3)  # an hour's rows are in the report by then, counted from its start
 
 
@@ -35,6 +36,18 @@ class Expected(Frozen):
 
     train: Count
     score: Count
+
+
+# One row may take back what another has charged too much; no job of ours comes near a million.
+Amount = Annotated[Decimal, Field(gt=-1_000_000, lt=1_000_000, decimal_places=24, allow_inf_nan=False)]
+
+
+class Row(Frozen):
+    """What is read of a row of the workspace's billing report."""
+
+    interval_start: datetime
+    cost: Amount
+    cost_by_resource: dict[str, Amount]
 
 
 class Bill(NamedTuple):
@@ -66,17 +79,23 @@ def hour(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
+def row(item: Any) -> Row:
+    return validate(Row, {name: getattr(item, name) for name in Row.model_fields}, REPORT)
+
+
 def total(items: Iterable[Any], job_id: str, ended: datetime) -> Bill:
     """The job's charge in a report that leaves partial hours out: final once the hour of its end is in it.
 
-    A report without any hour of it leaves the charge unknown.
+    A report without any hour of it leaves the charge unknown. Raises ParityError for one that makes no sense.
     """
-    own = [item for item in items if item.tags.get(TAG) == tag(job_id)]
+    own = [row(item) for item in items if item.tags.get(TAG) == tag(job_id)]
     by_resource: dict[str, Decimal] = {}
     for item in own:
         for name, cost in item.cost_by_resource.items():
             by_resource[name] = by_resource.get(name, Decimal(0)) + cost
     usd = sum((item.cost for item in own), Decimal(0)) if own else None
+    if usd is not None and usd < 0:
+        raise ParityError(f"{REPORT}: found {plain(usd)} USD for the job, expected no less than nothing")
     final = any(item.interval_start >= hour(ended) for item in own)
     return Bill(usd, final, {name: str(cost) for name, cost in sorted(by_resource.items())})
 
@@ -94,7 +113,11 @@ def fetch(job_id: str, submitted_utc: str, tries: Iterable[Try]) -> Bill:
             datetime.fromisoformat(entry.started_utc),
             datetime.fromisoformat(entry.ended_utc or entry.started_utc),
         ]
-    report = modal.Workspace.from_context().billing.report(start=hour(min(moments)), resolution="h", tag_names=[TAG])
+    billing = modal.Workspace.from_context().billing
+    try:
+        report = list(billing.report(start=hour(min(moments)), resolution="h", tag_names=[TAG]))
+    except (ArithmeticError, ValueError) as error:  # the SDK makes numbers and moments of what it was sent
+        raise ParityError(f"{REPORT}: cannot be read: {first_line(error)}") from None
     found = total(report, job_id, max(moments))
     never = len(moments) == 1 and datetime.now(UTC) > hour(moments[0]) + REPORTED_AFTER
     return found._replace(final=True) if found.usd is None and never else found

@@ -3,14 +3,25 @@
 import contextlib
 import threading
 import time
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from stages.command import ParityError
 from stages.platforms.common.progress import Echo
 from stages.platforms.common.shield import shielded
 from stages.platforms.on_modal.errors import AGAIN, JobError, ended, first_line
+from stages.validation import Frozen, validate
 
 STOP_SECONDS = 60
 LOG_SECONDS = 5  # how long the last lines of a call that has ended may take
+
+
+class Answer(Frozen):
+    """What the Function returns: the worker's exit code, and its last line of error."""
+
+    status: int
+    line: Annotated[str, Field(pattern=r"^.{0,10000}$", description="one line")]
 
 
 def follow(call_id: str | None, *, detach: bool) -> None:
@@ -39,10 +50,18 @@ def follow(call_id: str | None, *, detach: bool) -> None:
     finally:
         lines.join(timeout=0 if over.is_set() else LOG_SECONDS)
         over.set()
-    if result["status"]:
-        line = result["line"].removeprefix("error: ") or f"exit code {result['status']}"
-        killed = " (out of memory?)" if result["status"] < 0 else ""
+    answer = answered(result)
+    if answer.status:
+        line = answer.line.removeprefix("error: ") or f"exit code {answer.status}"
+        killed = " (out of memory?)" if answer.status < 0 else ""
         raise JobError("failed", f"the worker failed on Modal{killed}: {line}. {AGAIN}")
+
+
+def answered(result: object) -> Answer:
+    try:
+        return validate(Answer, result, "the Function's answer")
+    except ParityError as error:
+        raise JobError("failed", f"{error}. {AGAIN}") from None
 
 
 def echo(call: Any, over: threading.Event) -> None:

@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stages.evidence.digests import canonical, parse_document
+from stages.command import ParityError
+from stages.evidence.bounds import beyond
+from stages.evidence.digests import MOST_BYTES, canonical, parse_document
 from stages.jobs import MANIFEST, Job
 from stages.platforms import now
-from stages.platforms.on_modal.errors import unreachable
+from stages.platforms.on_modal.errors import first_line, unreachable
 from stages.platforms.on_modal.layout import FILES, Try, file_path, job_folder
-from stages.validation import validate
+from stages.validation import aware, validate
 
 BLOCK = 8 << 20  # Modal's own: a URL names a block of this size, counted from the file's start
 AHEAD = 4  # blocks under way at once; with their copies they bound the memory
@@ -44,10 +46,16 @@ class Store:
         return {Path(entry.path).name: entry.size for entry in self.entries(folder)}
 
     def read(self, path: str) -> bytes | None:
+        """A document; None where there is none."""
+        content = bytearray()
         try:
-            return b"".join(self.volume.read_file(path))
+            for block in self.volume.read_file(path):
+                content += block
+                if len(content) > MOST_BYTES:
+                    raise beyond(path)
         except FileNotFoundError:
             return None
+        return bytes(content)
 
     def put(self, files: Mapping[str, Path | bytes]) -> None:
         with self.volume.batch_upload(force=True) as batch:
@@ -75,7 +83,10 @@ class Store:
     def submitted_utc(self, job_id: str) -> str | None:
         """When the job's `job.json`, which a submission brings last, was put there."""
         times = [entry.mtime for entry in self.entries(job_folder(job_id)) if Path(entry.path).name == "job.json"]
-        return datetime.fromtimestamp(times[0], UTC).isoformat() if times else None
+        try:
+            return aware(datetime.fromtimestamp(times[0], UTC).isoformat()) if times else None
+        except (ArithmeticError, OSError, ValueError) as error:
+            raise ParityError(f"Modal: when the job was submitted: {first_line(error)}") from None
 
     def finished(self, job_id: str) -> bool:
         return MANIFEST in self.listing(job_folder(job_id))

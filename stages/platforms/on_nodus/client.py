@@ -21,6 +21,7 @@ HINTS = {
     "AlreadyExists": "a Job of this name but with other settings exists; see `nodus get jobs`",
 }
 AGAIN = "run the same command again"
+MOST_CHARACTERS = 500  # of a server's own words in a line
 
 
 def connect(project: str | None) -> Any:
@@ -59,7 +60,7 @@ def unhealthy(nodus: Any) -> str | None:
 
 
 def first_line(text: object) -> str:
-    return (str(text or "").strip() or "no reason given").splitlines()[0].rstrip(".")
+    return (str(text or "").strip() or "no reason given").splitlines()[0].rstrip(".")[:MOST_CHARACTERS]
 
 
 def described(error: Any) -> str:

@@ -2,13 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.command import ParityError
 from stages.platforms.common.progress import Echo
 from stages.platforms.common.shield import shielded
-from stages.platforms.on_nodus.client import AGAIN, described, get, unhealthy, unreachable
+from stages.platforms.on_nodus import answers
+from stages.platforms.on_nodus.answers import job as current
+from stages.platforms.on_nodus.client import AGAIN, described, unhealthy, unreachable
 
 TERMINAL = ("Succeeded", "Failed", "Cancelled")
 OVER = (*TERMINAL, "Suspended")  # a Job at its cap is suspended, and would stay so
@@ -18,7 +20,7 @@ TAIL_SECONDS = 15.0
 EVENTS = "nodus.event "  # the SDK's telemetry, where it has no socket for it
 
 
-def follow(nodus: Any, name: str) -> Mapping[str, Any]:
+def follow(nodus: Any, name: str) -> answers.Job:
     """The Job once it is over. Its log is shown line by line, each once, however often the stream breaks."""
     over = threading.Event()
     with Echo() as echo:
@@ -29,28 +31,27 @@ def follow(nodus: Any, name: str) -> Mapping[str, Any]:
         finally:
             over.set()
         # A suspended Job's log has no end.
-        reader.join(TAIL_SECONDS if job["status"]["phase"] in TERMINAL else 1)
+        reader.join(TAIL_SECONDS if job.status.phase in TERMINAL else 1)
         return job
 
 
-def watch(nodus: Any, name: str, show: Callable[[str], None]) -> Mapping[str, Any]:
+def watch(nodus: Any, name: str, show: Callable[[str], None]) -> answers.Job:
     """Wait for the Job's end through closed streams, expired versions and a server that is away for a while."""
     lost: float | None = None
     phase = ""
     while True:
         try:
-            if get(nodus, "Job", name) is None:
+            if current(nodus, name) is None:
                 raise ParityError(f"nodus: Job {name} is gone; {AGAIN} to submit it anew")
-            for event in nodus.api.watch("Job", field_selector={"metadata.name": name}):
+            for event in events(nodus, name):
                 lost = None
-                job = event["object"]
-                if event["type"] == "DELETED":
+                if event.type == "DELETED":
                     raise ParityError(f"nodus: Job {name} was deleted while it ran; {AGAIN} to submit it anew")
-                if (now := job["status"].get("phase", "")) != phase:
+                if (now := event.job.status.phase or "") != phase:
                     show(f"nodus: Job {name}: {now}")
                     phase = now
                 if phase in OVER:
-                    return dict(job)
+                    return event.job
         except nodus.errors.NodusError as error:
             lost = lost or time.monotonic()
             if not error.retryable:
@@ -58,6 +59,12 @@ def watch(nodus: Any, name: str, show: Callable[[str], None]) -> Mapping[str, An
             if time.monotonic() - lost > AWAY_SECONDS:
                 raise unreachable(f"waiting for Job {name}: {described(error)}") from None
             show("nodus: the server does not answer; the Job runs on, still waiting")
+
+
+def events(nodus: Any, name: str) -> Iterator[answers.Event]:
+    with answers.parsed(f"the watch of Job {name}"):
+        for event in nodus.api.watch("Job", field_selector={"metadata.name": name}):
+            yield answers.read(answers.Event, event, f"the watch of Job {name}")
 
 
 def read_log(nodus: Any, name: str, show: Callable[[str], None], over: threading.Event) -> None:
@@ -95,14 +102,16 @@ def cancel(nodus: Any, name: str) -> str | None:
         if problem:
             return f"Job {name} could not be cancelled ({problem}); cancel it on Nodus, or {AGAIN} to take it up"
         try:
-            job = get(nodus, "Job", name)
-            if job is not None and job["status"].get("phase") not in TERMINAL:
+            job = current(nodus, name)
+            if job is not None and job.status.phase not in TERMINAL:
                 nodus.api.patch("Job", name, {"spec": {"state": "Cancelled"}})
-            while job is not None and job["status"].get("phase") not in TERMINAL:
+            while job is not None and job.status.phase not in TERMINAL:
                 if time.monotonic() > until:
                     return f"Job {name} was told to stop and has not yet; see `nodus get jobs`"
                 time.sleep(0.2)
-                job = get(nodus, "Job", name)
+                job = current(nodus, name)
         except nodus.errors.NodusError as error:
             return f"Job {name} could not be cancelled: {described(error)}"
+        except ConnectionError as error:
+            return f"Job {name} may not be cancelled: {error.strerror}"
     return None

@@ -6,7 +6,8 @@ from typing import Any
 
 from stages.command import ParityError
 from stages.jobs import JobModel
-from stages.platforms.on_nodus.client import get
+from stages.platforms.on_nodus import answers
+from stages.platforms.on_nodus.client import first_line
 
 WEIGHTS = "model.safetensors"
 IMPORT_SECONDS = 1800.0
@@ -26,14 +27,13 @@ def kept(nodus: Any, model: JobModel) -> str | None:
     digest = model.sha256.get(WEIGHTS)
     if digest is None:
         return None
-    found = nodus.api.list("Job", label_selector={"parity-model": label(digest)})
-    return digest if any(value["status"].get("phase") == "Succeeded" for value in found) else None
+    found = answers.jobs(nodus, {"parity-model": label(digest)})
+    return digest if any(one.status.phase == "Succeeded" for one in found) else None
 
 
 def committed(nodus: Any, volume: str, since: str) -> bool:
     """Whether anything was put on the Volume since then: a Job goes well even where its model could not be kept."""
-    status = (get(nodus, "Volume", volume) or {}).get("status") or {}
-    moment = status.get("lastCommitTime")
+    moment = answers.volume(nodus, volume).committed
     return moment is not None and datetime.fromisoformat(moment) >= datetime.fromisoformat(since)
 
 
@@ -51,8 +51,7 @@ def cached(nodus: Any, model: JobModel) -> str | None:
     """Whether the hub's model lies on its Volume by now; None for a model that is not the hub's."""
     if model.source != "hub":
         return None
-    status = (get(nodus, "Volume", volume_name(model)) or {}).get("status") or {}
-    return "warm" if status.get("phase") == "Ready" else "cold"
+    return "warm" if answers.volume(nodus, volume_name(model)).phase == "Ready" else "cold"
 
 
 def imported(nodus: Any, model: JobModel) -> Any:
@@ -60,9 +59,11 @@ def imported(nodus: Any, model: JobModel) -> Any:
     name = volume_name(model)
     volume = nodus.Volume.import_from(name, huggingface=model.id, revision=model.revision)
     until, said = time.monotonic() + IMPORT_SECONDS, False
-    while (status := (get(nodus, "Volume", name) or {}).get("status") or {}).get("phase") != "Ready":
-        if status.get("phase") == "Failed" or time.monotonic() > until:
-            why = f"{status.get('reason', 'it takes too long')}: {status.get('message', 'still not there')}"
+    while (status := answers.volume(nodus, name)).phase != "Ready":
+        if status.phase == "Failed" or time.monotonic() > until:
+            why = (
+                f"{first_line(status.reason or 'it takes too long')}: {first_line(status.message or 'still not there')}"
+            )
             raise ParityError(f"nodus: importing {model.id} into Volume {name}: {why}; delete the Volume and run again")
         if not said:
             print(f"nodus: importing {model.id} into Volume {name}", flush=True)

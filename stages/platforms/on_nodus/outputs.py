@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from stages.command import ParityError
 from stages.platforms.common.archive import Broken, resumed, unpack
+from stages.platforms.on_nodus import answers
 from stages.platforms.on_nodus.client import AGAIN, credential, explained
 
 OUTPUT = "outputs"  # everything below NODUS_OUTPUT_DIR, which Nodus collects of itself
@@ -19,9 +20,12 @@ LATE_SECONDS = 10.0  # that an output may be listed after its Job has succeeded
 def fetch(nodus: Any, name: str, folder: Path) -> None:
     """Put the Job's output into `folder`, whole, or raise ParityError and leave it."""
     with explained(nodus, f"looking for the output of Job {name}"):
-        project = nodus.api.get("Job", name)["metadata"]["namespace"]
+        job = answers.job(nodus, name)
+    if job is None or job.metadata.namespace is None:
+        raise ParityError(f"nodus: Job {name} is gone, and its output with it; {AGAIN} to submit it anew")
     config = nodus.api.default_client().config
-    url = f"{config.base_url}/apis/nodus.dev/v1/namespaces/{quote(project)}/jobs/{quote(name)}/outputs/{OUTPUT}"
+    project = quote(job.metadata.namespace)
+    url = f"{config.base_url}/apis/nodus.dev/v1/namespaces/{project}/jobs/{quote(name)}/outputs/{OUTPUT}"
     source = Source(name, url, credential(config))
     unpack(f"output of Job {name}", resumed(source.blocks), source.announced(), folder)
 
