@@ -72,6 +72,7 @@ def evidence(protocol: Protocol, stage: str, job: Job, delivery: Delivery, resul
         "job": {"id": job.id, **job.model_dump(mode="json", by_alias=True)},
         "device": result.device,
         "environment": result.environment,
+        "loaded_weights_sha256": result.loaded_weights_sha256,
         "training_tokens_sha256": result.training_tokens_sha256,
         "model_weights_sha256": result.model_weights_sha256,
         "output": {name: entry.model_dump() for name, entry in manifest.files.items()},

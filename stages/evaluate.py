@@ -9,7 +9,7 @@ from stages import command, layout
 from stages.command import ParityError, Task
 from stages.delivery import arguments, deliver
 from stages.evidence.digests import read_json, sha256_file
-from stages.jobs import Entry, model_files
+from stages.jobs import MODEL_SUFFIXES, Entry, model_files
 from stages.validation import validate
 
 
@@ -27,7 +27,12 @@ def check_model(task: Task) -> None:
             f"{folder / 'model.safetensors'}: not found; run `dvc repro train@{task}` or `dvc pull` first"
         )
     exported = validate(Trained, read_json(evidence), evidence).output
-    for name, path in model_files(folder).items():
+    present = model_files(folder)
+    for name in sorted(exported):
+        file = name.removeprefix("model/")
+        if file != name and file.endswith(MODEL_SUFFIXES) and file not in present:
+            raise ParityError(f"{folder / file}: not found, but training exported it; {layout.HEAL}")
+    for name, path in present.items():
         entry = exported.get(f"model/{name}")
         if entry is None:
             raise ParityError(f"{path}: no file that training exported, by {evidence}; move it away")

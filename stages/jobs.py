@@ -201,6 +201,8 @@ def read_job(folder: Path) -> Job:
     pinned = {folder / "inputs" / name: digest for name, digest in job.inputs.items()}
     if job.model.source == "folder":
         pinned |= {folder / "model" / name: digest for name, digest in job.model.sha256.items()}
+        if more := model_files(folder / "model").keys() - job.model.sha256.keys():
+            raise ParityError(f"{folder / 'model' / min(more)}: not of this job, and a model's libraries might read it")
     for path, digest in pinned.items():
         if not path.is_file():
             raise ParityError(f"{path}: not found, but job.json names it")
@@ -220,6 +222,7 @@ class Result(Frozen):
     started_utc: Moment
     finished_utc: Moment
     worker_seconds: Seconds
+    loaded_weights_sha256: Sha256 | None = None
     training_tokens_sha256: Sha256 | None = None
     model_weights_sha256: Sha256 | None = None
 

@@ -48,6 +48,12 @@ def model_folder(job: Job, folder: Path) -> Path:
     return found
 
 
+def loaded_weights(job: Job, folder: Path) -> str | None:
+    """SHA-256 of the weights that the job begins with; a pinned file has been held against it already."""
+    path = folder / "model.safetensors"
+    return job.model.sha256.get(path.name) or (sha256_file(path) if path.is_file() else None)
+
+
 def check_architecture(job: Job, folder: Path) -> None:
     """Refuse a model whose config.json is not of the architecture that the protocol names, and plans with."""
     config = read_json(folder / "config.json")
@@ -68,13 +74,17 @@ def load_model(job: Job, folder: Path, dtype: str, device: str) -> tuple[Any, An
     torch.backends.cuda.matmul.allow_tf32 = job.execution.tf32
     safe = {"trust_remote_code": False, "local_files_only": True}
     with explained(folder):
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=getattr(torch, dtype),
             attn_implementation=job.execution.attention,
             use_safetensors=True,
+            output_loading_info=True,
             **safe,
         )
+        # What a file lacks the library makes up, at random.
+        if lacking := sorted(loading["missing_keys"]):
+            raise ParityError(f"{folder}: the weights lack {lacking[0]}")
         tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
         return model.to(device), tokenizer
 
@@ -102,8 +112,9 @@ def run_training(job: Job, folder: Path, out: Path, state: Path, device: str) ->
 
     assert job.training is not None
     train = train_here if job.training.processes == 1 else launch
-    result = train(job, folder, out, state, device)
-    return result | {"model_weights_sha256": sha256_file(out / "model" / "model.safetensors")}
+    result, base = train(job, folder, out, state, device), model_folder(job, folder)
+    trained = sha256_file(out / "model" / "model.safetensors")
+    return result | {"loaded_weights_sha256": loaded_weights(job, base), "model_weights_sha256": trained}
 
 
 def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any]:
@@ -113,7 +124,8 @@ def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any
     from stages.scoring import labels, nll
     from stages.scoring.metrics import label_metrics, nll_metrics
 
-    model, tokenizer = load_model(job, model_folder(job, folder), job.execution.evaluation_dtype, device)
+    base = model_folder(job, folder)
+    model, tokenizer = load_model(job, base, job.execution.evaluation_dtype, device)
     started = time.perf_counter()
     scorer = job.scoring.scorer
     if isinstance(scorer, LabelScorer):
@@ -125,7 +137,7 @@ def run_scoring(job: Job, folder: Path, out: Path, device: str) -> dict[str, Any
     metrics["seconds"] = time.perf_counter() - started
     with whole(out / "predictions.jsonl") as stream:
         stream.writelines(canonical(row) + b"\n" for row in predictions)
-    return {"metrics": metrics}
+    return {"metrics": metrics, "loaded_weights_sha256": loaded_weights(job, base)}
 
 
 def empty(folder: Path) -> None:

@@ -50,6 +50,10 @@ def test_a_job_folder_reads_back_as_written_and_a_changed_file_is_named(
     jobs.write_job(job, folder, [inputs], tiny_model)
     assert jobs.read_job(folder) == job
     assert sha256_file(folder / "job.json") == job.id
+    (folder / "model" / "chat_template.jinja").write_text("")
+    with pytest.raises(ParityError, match=r"model/chat_template\.jinja: not of this job"):
+        jobs.read_job(folder)
+    (folder / "model" / "chat_template.jinja").unlink()
     (folder / "inputs" / inputs.name).write_text("{}\n")
     with pytest.raises(ParityError, match=r"inputs/sft-test\.jsonl: sha256 .*, job\.json says"):
         jobs.read_job(folder)

@@ -92,7 +92,11 @@ def matching(subject: Side, other: Side, task: Task) -> dict[str, Match]:
 
 
 def revision(evidence: Evidence | None) -> dict[str, str] | None:
-    return {"revision": evidence.job.model.revision, **evidence.job.model.sha256} if evidence else None
+    """The base model by its revision, the protocol's pins and, where they do not cover it, the weights as loaded."""
+    if evidence is None:
+        return None
+    loaded = {"model.safetensors": evidence.loaded_weights_sha256} if evidence.loaded_weights_sha256 else {}
+    return {"revision": evidence.job.model.revision, **loaded, **evidence.job.model.sha256}
 
 
 def shared_digests(found: list[dict[str, str] | None]) -> list[dict[str, str] | None]:

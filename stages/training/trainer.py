@@ -7,6 +7,7 @@ last, so a checkpoint without it was cut short and is passed over.
 
 import contextlib
 import csv
+import hashlib
 import io
 import math
 import os
@@ -23,13 +24,15 @@ from pydantic import Field
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from stages.command import ParityError
-from stages.evidence.digests import read_json, sha256_file, whole, write_json
+from stages.command import ParityError, explain
+from stages.evidence.digests import read_json, whole, write_json
 from stages.jobs import Training
-from stages.validation import Frozen, Sha256, validate
+from stages.validation import Frozen, Sha256, first_line, validate
 
 MARKER = "checkpoint.json"
-DIGESTED_BYTES = 64 << 20
+PIECES, PIECE = 64, 1 << 20
+# What resuming reads. With safetensors there, nobody looks for weights of another kind.
+NEEDED = {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"}
 COLUMNS = ("step", "epoch", "loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy", "num_tokens")
 
 
@@ -38,17 +41,17 @@ class Totals(Frozen):
 
     seconds: float = Field(ge=0, allow_inf_nan=False, description="train_runtime up to here, over all attempts")
     loss_sum: float = Field(allow_inf_nan=False)
-    loss_since_log: list[Annotated[float, Field(allow_inf_nan=False)]]  # of each process
+    loss_since_log: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(description="of each process")
     last_logged_step: int
     tokens: int
     metrics: dict[str, list[float]]
 
 
 class Kept(Frozen):
-    """A checkpoint's file. Without a digest where taking it would lengthen the measured seconds, as long as saving."""
+    """A checkpoint's file and its `fingerprint`."""
 
     bytes: int
-    sha256: Sha256 | None
+    sha256: Sha256
 
 
 class Checkpoint(Frozen):
@@ -133,11 +136,24 @@ class Lines(TrainerCallback):
 
 
 def kept(path: Path) -> Kept:
-    size = path.stat().st_size
-    return Kept(bytes=size, sha256=sha256_file(path) if size <= DIGESTED_BYTES else None)
+    return Kept(bytes=path.stat().st_size, sha256=fingerprint(path))
 
 
-def read_checkpoint(folder: Path, job_id: str) -> Checkpoint:
+def fingerprint(path: Path) -> str:
+    """SHA-256 of a file; above 64 MiB of one MiB in each 64th of it.
+
+    All of a large one would take as long as saving it does, within the seconds that are measured. What a crash leaves
+    is missing by the page or more, not by the bit.
+    """
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as stream:
+        for at in range(0, size, max(PIECE, size // PIECES)):
+            stream.seek(at)
+            digest.update(stream.read(PIECE))
+    return digest.hexdigest()
+
+
+def read_checkpoint(folder: Path, job_id: str, processes: int = 1) -> Checkpoint:
     """The marker of a checkpoint that is whole and of this job; raises ParityError for any other."""
     if not folder.is_dir() or folder.is_symlink():
         raise ParityError(f"{folder}: not a folder")
@@ -146,24 +162,28 @@ def read_checkpoint(folder: Path, job_id: str) -> Checkpoint:
         raise ParityError(f"{folder}: of job {marker.job:.12}, this is {job_id:.12}")
     if folder.name != f"checkpoint-{marker.step}":
         raise ParityError(f"{folder}: of step {marker.step}")
+    if (found := len(marker.totals.loss_since_log)) != processes:
+        raise ParityError(f"{folder / MARKER}: totals of {found} processes, expected {processes}")
+    if lacking := NEEDED - marker.files.keys():
+        raise ParityError(f"{folder / MARKER}: names no {min(lacking)}")
     if odd := {path.name for path in folder.iterdir()} ^ {*marker.files, MARKER}:
         raise ParityError(f"{folder / min(odd)}: {'missing' if min(odd) in marker.files else 'not of this checkpoint'}")
     for name, expected in marker.files.items():
         path = folder / name
-        found = os.path.getsize(path) if path.is_file() and not path.is_symlink() else None
-        if found != expected.bytes:
-            raise ParityError(f"{path}: {found} bytes, expected {expected.bytes}")
-        if expected.sha256 is not None and (digest := sha256_file(path)) != expected.sha256:
+        size = os.path.getsize(path) if path.is_file() and not path.is_symlink() else None
+        if size != expected.bytes:
+            raise ParityError(f"{path}: {size} bytes, expected {expected.bytes}")
+        if (digest := fingerprint(path)) != expected.sha256:
             raise ParityError(f"{path}: sha256 {digest}, expected {expected.sha256}")
     return marker
 
 
-def last_checkpoint(folder: Path, job_id: str) -> tuple[Path, Totals] | None:
+def last_checkpoint(folder: Path, job_id: str, processes: int = 1) -> tuple[Path, Totals] | None:
     """The newest whole checkpoint of this job; others are named, passed over and removed."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     for path in sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True):
         try:
-            marker = read_checkpoint(path, job_id)
+            marker = read_checkpoint(path, job_id, processes)
         except ParityError as error:
             print(f"passing over a checkpoint: {error}", flush=True)
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -174,14 +194,18 @@ def last_checkpoint(folder: Path, job_id: str) -> tuple[Path, Totals] | None:
 
 
 @contextlib.contextmanager
-def refused(checkpoint: Path | None) -> Iterator[None]:
-    """torch reads plain tensors only; that it met something else becomes one line."""
+def refused(checkpoint: Path | None, trainer: Trainer) -> Iterator[None]:
+    """What the libraries meet in a checkpoint before its totals are restored becomes one line.
+
+    Of pickles torch reads plain tensors only, and says so with an error of its own.
+    """
     try:
         yield
     except Exception as error:
-        if checkpoint is None or type(error).__name__ != "UnpicklingError":
+        if checkpoint is None or trainer.resumed is None or explain(error):
             raise
-        raise ParityError(f"{checkpoint}: holds more than tensors, and is not read; remove it and run again") from error
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ParityError(f"{checkpoint}: cannot be resumed from; remove it and run again ({what})") from error
 
 
 def arguments(training: Training, folder: Path, device: str) -> SFTConfig:
@@ -221,7 +245,7 @@ def train(
     """
     config = arguments(training, checkpoints, device)
     with config.main_process_first(local=False):  # which clears away what the others then do not see
-        checkpoint = last_checkpoint(checkpoints, job_id)
+        checkpoint = last_checkpoint(checkpoints, job_id, training.processes)
     trainer = Trainer(
         job_id=job_id,
         resumed=checkpoint[1] if checkpoint else None,
@@ -235,7 +259,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     if trainer.args.disable_tqdm:
         trainer.add_callback(Lines())
-    with refused(checkpoint[0] if checkpoint else None):
+    with refused(checkpoint[0] if checkpoint else None, trainer):
         trainer.train(resume_from_checkpoint=str(checkpoint[0]) if checkpoint else None)
     trainer.save_model(str(out / "model"))
     if trainer.is_world_process_zero():

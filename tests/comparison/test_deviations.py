@@ -105,6 +105,15 @@ def test_a_package_or_an_input_that_one_side_has_not_recorded_is_no_difference(r
     assert matching["model_revision"] == (True, ())
 
 
+def test_weights_as_loaded_tell_base_models_apart_that_share_a_revision(repo: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["job"]["model"]["sha256"].pop("model.safetensors", None)
+        document["loaded_weights_sha256"] = "6" * 64
+
+    matching = compared(repo, change).pairs[0].tasks["sft"].matching
+    assert matching["model_revision"] == (False, ("model.safetensors",))
+
+
 def test_a_protocol_that_was_edited_since_the_run_is_named(repo: Path) -> None:
     def edit(path: Path) -> None:
         path.write_text(path.read_text().replace("accuracy_at_least: 0.8", "accuracy_at_least: 0.7"))

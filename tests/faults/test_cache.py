@@ -120,6 +120,19 @@ def test_a_stage_refuses_a_damaged_file_by_name_before_it_works(project: Path, n
     assert run("git", "status", "--porcelain", cwd=project).stdout == metrics
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_model_that_lacks_a_file_is_not_scored(project: Path, name: str) -> None:
+    path = f"data/models/sft/{name}"
+    (project / path).rename(project / "aside")
+    try:
+        done = stage("evaluate", "sft", cwd=project)
+    finally:
+        (project / "aside").rename(project / path)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"error: {path}: not found, but training exported it")
+
+
 def test_an_audit_names_a_damaged_object_that_the_workspace_does_not_show(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stages.evidence.digests import sha256_file
 from stages.protocol import Protocol
-from stages.training.trainer import MARKER, last_checkpoint
+from stages.training.trainer import MARKER, kept, last_checkpoint
 from tests.conftest import ROOT, read
 from tests.test_training import finish, job_folder, rows, same, worker  # noqa: F401
 
@@ -76,6 +75,17 @@ def flipped(path: Path) -> None:
     path.write_bytes(content)
 
 
+def unnamed(folder: Path) -> None:
+    """Weights as a pickle alone, named and with the right digest: the library would take them."""
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    files = read(folder / MARKER)["files"]
+    marker(folder, files=files | {"pytorch_model.bin": files.pop("model.safetensors")})
+
+
+def totals(folder: Path, losses: list[float]) -> None:
+    marker(folder, totals=read(folder / MARKER)["totals"] | {"loss_since_log": losses})
+
+
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty folder": (emptied, "checkpoint.json: not found"),
     "a file": (replaced, "checkpoint-12: not a folder"),
@@ -97,6 +107,9 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "of another step": (lambda folder: marker(folder, step=9), "of step 9"),
     "of another job": (lambda folder: marker(folder, job="b" * 64), "of job bbbbbbbbbbbb, this is"),
+    "weights that the marker does not name": (unnamed, "names no model.safetensors"),
+    "of two processes": (lambda folder: totals(folder, [0.5, 0.5]), "totals of 2 processes, expected 1"),
+    "of no process": (lambda folder: totals(folder, []), "totals of 0 processes, expected 1"),
     "NaN in the totals": (lambda folder: marker(folder, totals=float("nan")), "NaN is no JSON number"),
 }
 
@@ -126,28 +139,58 @@ def test_where_no_checkpoint_is_whole_training_starts_anew(checkpoints: Path) ->
     assert last_checkpoint(checkpoints, job_id) is None
 
 
-@pytest.mark.parametrize("sealed", [False, pytest.param(True, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("size", [1, 64 << 10, 80 << 20])
+def test_a_file_of_the_right_size_that_was_not_written_out_is_told_from_a_whole_one(tmp_path: Path, size: int) -> None:
+    """As after a power cut: the length stands, and what follows some place is zeros."""
+    path = tmp_path / "optimizer.pt"
+    path.write_bytes(b"x" * size)
+    whole = kept(path)
+    os.truncate(path, size // 2)
+    os.truncate(path, size)
+    assert kept(path).bytes == whole.bytes
+    assert kept(path).sha256 != whole.sha256
+
+
+SEALED = {
+    "optimizer.pt": lambda folder: pickle.dumps(Evil(folder)),
+    "scheduler.pt": lambda folder: pickle.dumps(Evil(folder)),
+    "model.safetensors": lambda folder: pickle.dumps(Evil(folder)),
+    "trainer_state.json": lambda folder: b"[]",
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.faults) for name in SEALED])
+def test_a_sealed_checkpoint_that_cannot_be_resumed_from_is_said_in_a_line(
+    trained: Trained,
+    embedded: Protocol,
+    rows: Path,  # noqa: F811
+    tiny_model: Path,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    """With a marker that names its digest, the libraries' own refusal to unpickle is what stands in its way."""
+    folder = job_folder(embedded, rows, tiny_model, tmp_path)
+    shutil.copytree(trained.state, folder / "state")
+    last = folder / "state/checkpoints/checkpoint-12"
+    (last / name).write_bytes(SEALED[name](tmp_path / "evil"))
+    marker(last, files=read(last / MARKER)["files"] | {name: kept(last / name).model_dump()})
+    done = subprocess.run(worker(folder), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "checkpoint-12: cannot be resumed from; remove it and run again" in done.stderr
+    assert not (tmp_path / "evil").exists()
+
+
 def test_an_evil_optimizer_is_never_run(
     trained: Trained,
     embedded: Protocol,
     rows: Path,  # noqa: F811
     tiny_model: Path,
     tmp_path: Path,
-    sealed: bool,
 ) -> None:
-    """With a marker that names its digest, the library's own refusal to unpickle is what stands in its way."""
     folder = job_folder(embedded, rows, tiny_model, tmp_path)
     shutil.copytree(trained.state, folder / "state")
-    last = folder / "state/checkpoints/checkpoint-12"
-    path = last / "optimizer.pt"
-    path.write_bytes(pickle.dumps(Evil(tmp_path / "evil")))
-    if sealed:
-        entry = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        marker(last, files=read(last / MARKER)["files"] | {"optimizer.pt": entry})
-        done = subprocess.run(worker(folder), cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        assert done.stderr.strip().splitlines()[-1].startswith("error: ")
-        assert "checkpoint-12" in done.stderr
-    else:
-        same(finish(folder), trained.result)
+    (folder / "state/checkpoints/checkpoint-12/optimizer.pt").write_bytes(pickle.dumps(Evil(tmp_path / "evil")))
+    same(finish(folder), trained.result)
     assert not (tmp_path / "evil").exists()

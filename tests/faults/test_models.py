@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from stages import jobs
 from stages.command import ParityError
@@ -66,6 +67,15 @@ def test_a_pickle_in_the_place_of_the_weights_is_refused(job: jobs.Job, model: P
     with pytest.raises(ParityError, match="the model cannot be loaded: Safetensor"):
         load(job, model)
     assert not (tmp_path / "evil").exists()
+
+
+def test_weights_that_lack_a_tensor_are_refused_instead_of_made_up(job: jobs.Job, model: Path) -> None:
+    path = model / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ParityError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(job, model)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "evil"])
