@@ -90,7 +90,7 @@ def load(name: str, device: str) -> Case:
     paragraphs, sentences = texts(name, protocol)
     longer = protocol.select.pretrain.longer_than
     paragraphs = [text for text in paragraphs if len(text.strip()) > longer]
-    prompts = [protocol.select.sft.prompt.format(sentence=text) for text in sentences]
+    prompts = [protocol.select.sft.prompt.replace("{sentence}", text) for text in sentences]
     score = protocol.score
     return Case(name, model, tokenizer, paragraphs, prompts, score.pretrain, score.sft)
 

@@ -5,8 +5,9 @@ what was found and what is allowed.
 """
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +29,13 @@ class Architecture(Frozen):
     rms_norm_eps: Positive
     tie_word_embeddings: bool
 
+    @model_validator(mode="after")
+    def heads_fit(self) -> Self:
+        for whole, part in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
+            if getattr(self, whole) % getattr(self, part):
+                raise ValueError(f"{part}: {getattr(self, part)} does not divide {whole}, {getattr(self, whole)}")
+        return self
+
     @property
     def non_embedding_parameters(self) -> int:
         """Parameters outside the embedding, which `transformers` counts FLOPs by (6 x tokens x these)."""
@@ -37,10 +45,21 @@ class Architecture(Frozen):
         return self.num_hidden_layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
 
 
-class Model(Frozen):
+class Repository(Frozen):
+    """A repository of the hub at a revision, or one that is generated, whose revision is the seed."""
+
     id: RepoId
     revision: Name
     source: Literal["hub", "generated"]
+
+    @model_validator(mode="after")
+    def seed_is_a_number(self) -> Self:
+        if self.source == "generated" and not re.fullmatch("[0-9]{1,9}", self.revision):
+            raise ValueError(f"revision: found {shown(self.revision)}, expected the seed that it is generated from")
+        return self
+
+
+class Model(Repository):
     sha256: dict[Name, Sha256] = Field(description="files of the model pinned by digest")
     architecture: Architecture
 
@@ -70,10 +89,7 @@ class Execution(Frozen):
     tf32: bool
 
 
-class Corpus(Frozen):
-    id: RepoId
-    revision: Name
-    source: Literal["hub", "generated"]
+class Corpus(Repository):
     configuration: Name | None
     train_split: Name
     test_split: Name
@@ -107,9 +123,9 @@ class Recipe(Frozen):
     fp16: bool
     tf32: bool | None
     full_determinism: bool
-    optim: str
+    optim: Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"]
     learning_rate: Positive
-    lr_scheduler_type: str
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial"]
     warmup_steps: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     max_grad_norm: Positive
@@ -124,6 +140,12 @@ class Recipe(Frozen):
     save_total_limit: Count
     logging_steps: Count
 
+    @model_validator(mode="after")
+    def one_precision(self) -> Self:
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 are both true, expected one of them at most")
+        return self
+
 
 class LabelScorer(Frozen):
     max_new_tokens: Count
@@ -136,7 +158,7 @@ class WindowScorer(Frozen):
     batch_size: Count
 
     @model_validator(mode="after")
-    def stride_leaves_context(self) -> "WindowScorer":
+    def stride_leaves_context(self) -> Self:
         if self.scoring_stride >= self.max_window_tokens:
             raise ValueError(
                 f"scoring_stride {self.scoring_stride} must be below max_window_tokens {self.max_window_tokens}, "
@@ -177,7 +199,7 @@ class Recipes(Frozen):
     pretrain: Recipe
 
     @model_validator(mode="after")
-    def global_batch_is_kept(self) -> "Recipes":
+    def global_batch_is_kept(self) -> Self:
         for task in TASKS:
             if (steps := getattr(self, task).gradient_accumulation_steps) % self.processes:
                 key = f"{task}.gradient_accumulation_steps"

@@ -4,12 +4,14 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from stages.command import ParityError
 from stages.corpora import generated
 from stages.corpora.select import fold, select_sft
 from stages.corpora.sources import snapshot
 from stages.prepare import prepare
-from stages.protocol import Protocol
+from stages.protocol import Protocol, read_protocol
 
 
 def test_the_embedded_pins_are_what_the_generator_makes(embedded: Protocol, tmp_path: Path) -> None:
@@ -17,6 +19,28 @@ def test_the_embedded_pins_are_what_the_generator_makes(embedded: Protocol, tmp_
     assert {entry["source"] for entry in taken.values()} == {"generated"}
     for task in ("sft", "pretrain"):
         prepare(embedded, task, tmp_path / "raw", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("id: generated/sentiment -> id: generated/feelings", "found the generated 'generated/feelings', expected one"),
+        ("vocab_size: 768 -> vocab_size: 100", "vocab_size: found 100, a tokenizer has at least 257"),
+    ],
+)
+def test_what_cannot_be_generated_is_said_by_its_key(project: Path, tmp_path: Path, change: str, said: str) -> None:
+    before, after = change.split(" -> ")
+    path = project / "protocols/embedded.yaml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ParityError, match=said):
+        snapshot(read_protocol("embedded", project), None, tmp_path / "raw")
+
+
+def test_a_prompt_may_hold_other_braces(embedded: Protocol, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    corpora = [embedded.corpora.sft, embedded.corpora.pretrain]
+    generated.write_tokenizer(corpora, "{sentence} {0} {x", 768, tmp_path / "tokenizer")
 
 
 def test_planted_duplicates_and_overlaps_are_there_and_are_excluded(embedded: Protocol) -> None:

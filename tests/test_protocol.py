@@ -49,6 +49,11 @@ def edit(path: Path, keys: str, value: object) -> None:
         ("model.id", "../../etc/passwd", "model.id: found '../../etc/passwd', expected <owner>/<name>"),
         ("version", 2, "version: found 2, expected 1"),
         ("score.pretrain.scoring_stride", 128, "scoring_stride 128 must be below max_window_tokens 128"),
+        ("model.revision", "main", "model: revision: found 'main', expected the seed that it is generated from"),
+        ("corpora.sft.revision", "eleven", "corpora.sft: revision: found 'eleven', expected the seed"),
+        ("model.architecture.num_key_value_heads", 3, "num_key_value_heads: 3 does not divide num_attention_heads"),
+        ("train.sft.optim", "adam", "train.sft.optim: found 'adam', expected 'adamw_torch'"),
+        ("train.sft.lr_scheduler_type", "cosin", "train.sft.lr_scheduler_type: found 'cosin', expected 'linear'"),
         ("stack.torch", 2.14, "stack.torch: found 2.14, expected a valid string"),
         ("name", "other", "name: found 'other', expected the file's own, 'embedded'"),
     ],
@@ -62,6 +67,13 @@ def test_a_wrong_protocol_is_refused_by_file_key_found_and_allowed(
         read_protocol("embedded", project)
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_two_precisions_at_once_are_refused(project: Path) -> None:
+    for name in ("bf16", "fp16"):
+        edit(project / "protocols" / "embedded.yaml", f"train.sft.{name}", True)
+    with pytest.raises(ParityError, match=r"train\.sft: bf16 and fp16 are both true"):
+        read_protocol("embedded", project)
 
 
 @pytest.mark.parametrize(

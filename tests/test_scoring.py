@@ -190,7 +190,7 @@ def prompts(embedded: Protocol) -> list[str]:
     """Prompts of the embedded task, and three that are like no other in length."""
     texts = [row["sentence"] for row in generated.sentences(11)["validation"][:60]]
     texts[7:7] = ["not " * 90, "x", "vivid " * 30]
-    return [embedded.select.sft.prompt.format(sentence=text) for text in texts]
+    return [embedded.select.sft.prompt.replace("{sentence}", text) for text in texts]
 
 
 @pytest.mark.parametrize("folder", ["tiny_model", "qwen_model"])

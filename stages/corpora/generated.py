@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stages.command import ParityError
 from stages.evidence.digests import filling
 from stages.protocol import Architecture, Corpus
 
@@ -164,19 +165,26 @@ def paragraphs(seed: int) -> dict[str, list[dict[str, str]]]:
 CORPORA = {"generated/sentiment": sentences, "generated/paragraphs": paragraphs}
 
 
+def splits(corpus: Corpus) -> dict[str, list[dict[str, Any]]]:
+    """The rows of a generated corpus, split by split."""
+    if corpus.id not in CORPORA:
+        raise ParityError(f"corpora: found the generated '{corpus.id}', expected one of {', '.join(CORPORA)}")
+    return CORPORA[corpus.id](int(corpus.revision))
+
+
 def write_corpus(corpus: Corpus, folder: Path) -> None:
     """Write every split of a generated corpus as `<folder>/<split>.parquet`; the revision is the seed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for split, rows in CORPORA[corpus.id](int(corpus.revision)).items():
+    for split, rows in splits(corpus).items():
         with filling(folder / f"{split}.parquet") as stream:
             pq.write_table(pa.Table.from_pylist(rows), stream)
 
 
 def texts(corpora: Sequence[Corpus]) -> Iterator[str]:
     for corpus in corpora:
-        for row in CORPORA[corpus.id](int(corpus.revision))["train"]:
+        for row in splits(corpus)["train"]:
             yield row.get("sentence") or row.get("text") or ""
 
 
@@ -197,8 +205,10 @@ def write_tokenizer(corpora: Sequence[Corpus], prompt: str, vocab_size: int, fol
         show_progress=False,
     )
     # The prompt is part of what is tokenized later; weighed in so that its words become whole tokens.
-    examples = [prompt.format(sentence="") + " positive negative"] * 200
+    examples = [prompt.replace("{sentence}", "") + " positive negative"] * 200
     tokenizer.train_from_iterator([*texts(corpora), *examples], trainer)
+    if (found := tokenizer.get_vocab_size()) > vocab_size:
+        raise ParityError(f"model.architecture.vocab_size: found {vocab_size}, a tokenizer has at least {found}")
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "Qwen2Tokenizer",
