@@ -30,10 +30,10 @@ if named:
     APART = ("/dev/", "/proc/", os.environ["TMPDIR"])  # an SDK's temporary files come in no certain number
     CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"}
 
-    def touch():
+    def touch(what, path):
         global touched
         touched += 1
-        os.write(count, b".")
+        os.write(count, f"{what} {path!s}".replace("\\n", " ").encode() + b"\\n")
         if touched == at:
             os.kill(os.getpid(), number)
 
@@ -42,15 +42,15 @@ if named:
             path, _, flags = given
             written = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
             if written and not str(path).startswith(APART):
-                touch()
+                touch(event, path)
         elif event in CHANGES:
-            touch()
+            touch(event, given[0])
 
     sys.addaudithook(hook)
     fsync = os.fsync
 
     def counted(descriptor):
-        touch()
+        touch("fsync", descriptor)
         fsync(descriptor)
 
     os.fsync = counted
@@ -115,19 +115,27 @@ class Place:
         out, errors = child.communicate()
         return subprocess.CompletedProcess(child.args, child.returncode, out, errors)
 
-    def touches(self, module: str) -> int:
-        return self.count.with_name(f"{self.count.name}-{module}").stat().st_size
+    def touched(self, module: str) -> list[str]:
+        """What a module's process did to a file and to which, in its order."""
+        return self.count.with_name(f"{self.count.name}-{module}").read_text().splitlines()
 
-    def processes(self) -> list[str]:
-        """Command lines of what still runs and has this place in its environment."""
-        found = []
+    def touches(self, module: str) -> int:
+        return len(self.touched(module))
+
+    def running(self) -> dict[int, str]:
+        """Processes that have this place in their environment: command line by id."""
+        found = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if str(self.folder).encode() in path.read_bytes():
-                    found.append(path.with_name("cmdline").read_text().replace("\0", " "))
+                    found[int(path.parent.name)] = path.with_name("cmdline").read_text().replace("\0", " ")
             except OSError:
                 continue
         return found
+
+    def processes(self) -> list[str]:
+        """Command lines of what still runs."""
+        return list(self.running().values())
 
     def quiet(self) -> bool:
         """Whether nothing of this place runs any more; the kernel's own kills take a moment."""
@@ -162,16 +170,35 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-TIMED = ("seconds", "delivery_seconds", "trainer_seconds", "samples_per_second")
+# Said by a clock, or of the way that a result took. Of the tries at a job, those before the last are the way.
+TIMED = {
+    *("seconds", "delivery_seconds", "trainer_seconds", "worker_seconds", "samples_per_second"),
+    *("submitted_utc", "started_utc", "ended_utc", "worker_started_utc", "worker_finished_utc", "verified_utc"),
+    "taken_up",
+}
+
+
+def timeless(value: Any) -> Any:
+    """A document without what must differ from run to run, `result.json`, which holds moments, by its name alone."""
+    if isinstance(value, list):
+        return [timeless(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: timeless(one) for key, one in value.items() if key not in TIMED}
+    if "result.json" in found:
+        found["result.json"] = "there"
+    if "attempts" in found:
+        found["attempts"] = found["attempts"][-1:]
+    return found
 
 
 def picture(project: Path, *names: str) -> dict[str, Any]:
-    """The end state that must not depend on a kill: files by their bytes, metrics without what a clock said."""
+    """The end state that must not depend on a kill: files by their bytes, documents without what a clock said."""
     found: dict[str, Any] = {}
     for name in names:
         path = project / name
         if path.suffix == ".json" and path.is_file():
-            found[name] = {key: value for key, value in read(path).items() if key not in TIMED}
+            found[name] = timeless(read(path))
         else:
             found |= digests(path)
     return found

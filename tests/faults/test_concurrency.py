@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ import pytest
 from stages.evidence import ledger
 from tests.conftest import read, run, stage
 from tests.faults.kit import picture
+from tests.platforms.nodus_setup import Emulator, pointed
 from tests.test_pipeline import commit, ran
 
 SEEDS = range(31, 35)
+DATA = ("data/models/pretrain", "data/predictions/pretrain/evaluate.jsonl")
 RESULTS = ("metrics/pretrain/train.json", "metrics/pretrain/evaluate.json", "metrics/pretrain/loss.csv")
+BUDGET = "900.00"  # for eight jobs' holds of a dollar each
 CLEAR = r"Unable to acquire lock|is busy, it is being|another process runs job"
 HOLD = """
 import sys
@@ -76,18 +80,39 @@ def experiments(project: Path) -> dict[int, str]:
     return found
 
 
+def results(project: Path, *more: str) -> dict[str, Any]:
+    """The picture of the results by names that are the same in every clone, without the price of a platform."""
+    found = {path.removeprefix(f"{project}/"): value for path, value in picture(project, *RESULTS, *more).items()}
+    for value in found.values():
+        if isinstance(value, dict):
+            value.pop("charge_usd", None)
+    return found
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Iterator[Emulator]:
+    """An account on Nodus that several submit sides use at once."""
+    pytest.importorskip("nodus", reason="the SDK is the extra `nodus`")
+    running = Emulator(tmp_path / "emulator")
+    yield running
+    assert running.stop() == 0
+
+
 @pytest.mark.faults
-def test_four_queue_workers_mix_no_results(project: Path, tmp_path: Path) -> None:
+def test_four_queue_workers_mix_no_results(project: Path, account: Emulator, tmp_path: Path) -> None:
+    """On a paid platform, whose holds and charges all stand on one ledger."""
     alone = {}
     for copy in copies(project, tmp_path, *SEEDS):
         for name in ("train", "evaluate"):
             done = stage(name, "pretrain", cwd=copy, env={"PARITY_STATE": str(tmp_path / "alone")})
             assert done.returncode == 0, done.stderr
-        alone[int(copy.name)] = picture(copy, *RESULTS)
+        alone[int(copy.name)] = results(copy)
     state = tmp_path / "state"
-    grid = f"seed=range({SEEDS.start},{SEEDS.stop})"
-    run("dvc", "exp", "run", "--queue", "-S", grid, "evaluate@pretrain", cwd=project)
-    run("dvc", "queue", "start", "--jobs", "4", cwd=project, env={"PARITY_STATE": str(state)})
+    changes = (f"seed=range({SEEDS.start},{SEEDS.stop})", "platform=nodus", f"campaign.authorization_usd='{BUDGET}'")
+    given = [part for change in changes for part in ("-S", change)]
+    run("dvc", "exp", "run", "--queue", *given, "evaluate@pretrain", cwd=project)
+    with pointed(account.environment):
+        run("dvc", "queue", "start", "--jobs", "4", cwd=project, env={"PARITY_STATE": str(state)})
     until = time.monotonic() + 1800
     while re.search(r"\b(Queued|Running)\b", (shown := run("dvc", "queue", "status", cwd=project).stdout)):
         assert time.monotonic() < until, shown
@@ -95,23 +120,33 @@ def test_four_queue_workers_mix_no_results(project: Path, tmp_path: Path) -> Non
     assert shown.count("Success") == len(SEEDS), shown
     found = experiments(project)
     assert set(found) == set(SEEDS)
-    spans = []
+    spans, charges = [], {}
     for seed, revision in found.items():
         out = tmp_path / f"queued-{seed}"
         run("git", "worktree", "add", "--quiet", "--detach", str(out), revision, cwd=project)
-        assert {p.removeprefix(str(out)): v for p, v in picture(out, *RESULTS).items()} == {
-            p.removeprefix(str(tmp_path / str(seed))): v for p, v in alone[seed].items()
-        }
-        timings = read(out / "metrics/pretrain/evidence/train.json")["timings"]
-        spans.append((timings["worker_started_utc"], timings["worker_finished_utc"]))
+        assert results(out) == alone[seed]
+        for name in ("train", "evaluate"):
+            evidence = read(out / f"metrics/pretrain/evidence/{name}.json")
+            charges[evidence["job"]["id"]] = evidence["receipt"]["charge_usd"]
+            if name == "train":
+                timings = evidence["timings"]
+                spans.append((timings["worker_started_utc"], timings["worker_finished_utc"]))
     spans.sort()
     assert any(later[0] < earlier[1] for earlier, later in itertools.pairwise(spans))  # they did overlap
-    assert list((state / "local").iterdir()) == []
+    entries = ledger.entries("default", state)
+    assert [(entry.role, entry.final) for entry in entries] == [("headline_successful_attempt", True)] * 2 * len(SEEDS)
+    assert {entry.job: entry.charge_usd for entry in entries} == charges
+    paid = [Decimal(job["status"]["cost"]["totalUSD"]) for job in account.objects("Job")]
+    assert sorted(paid) == sorted(map(Decimal, charges.values()))
+    assert account.running == []
+    assert list((state / "nodus").glob("*.lock")) == []
 
 
 @pytest.mark.faults
-def test_two_repros_in_one_clone(project: Path) -> None:
+def test_two_repros_in_one_clone(project: Path, tmp_path: Path) -> None:
     command = ("dvc", "repro", "evaluate@pretrain")
+    undisturbed = shutil.copytree(project, tmp_path / "undisturbed", symlinks=True)
+    run(*command, cwd=undisturbed)
     first = start(project, *command)
     said = read_until(first, "Running stage 'train@pretrain'")
     second = run(*command, cwd=project, check=False)
@@ -125,6 +160,7 @@ def test_two_repros_in_one_clone(project: Path) -> None:
         assert ran(second.stdout) == set()
     assert ran(run(*command, cwd=project).stdout) == set()
     assert "up to date" in run("dvc", "status", "evaluate@pretrain", cwd=project).stdout
+    assert results(project, *DATA) == results(undisturbed, *DATA)
     run("git", "checkout", "--quiet", ".", cwd=project)
 
 

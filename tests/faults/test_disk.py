@@ -37,6 +37,7 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "check": Case(("-m", "stages.check"), ("data/inputs/SHA256SUMS",)),
     "sources": Case(("-m", "stages.sources"), ("data/raw", "metrics/sources.json")),
     "prepare": Case(("-m", "stages.prepare", "sft"), ("data/inputs/sft-train.jsonl", "data/inputs/sft-test.jsonl")),
     "gate": Case(("-m", "stages.gate", "pretrain"), ("metrics/pretrain/gate.json",)),

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.faults  # each trains
 OUTPUTS = (
     *("data/models/pretrain", "metrics/pretrain/loss.csv", "metrics/pretrain/train.json"),
     *("data/predictions/pretrain/evaluate.jsonl", "metrics/pretrain/evaluate.json"),
+    *("metrics/pretrain/evidence/train.json", "metrics/pretrain/evidence/evaluate.json"),
 )
 MIB = 1 << 20
 
@@ -104,7 +105,17 @@ def test_training_without_inodes(machine: Machine) -> None:
     assert results(machine) == expected
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_evaluating_without_inodes(machine: Machine) -> None:
+    """There are some for the job's folder, none for what is made of it."""
+    expected = results(machine)
+    machine.disk.take_inodes(16)
+    fails(machine, "evaluate", FULL)
+    machine.disk.free()
+    succeeds(machine, "evaluate")
+    assert results(machine) == expected
+
+
+@pytest.mark.parametrize("name", ["train", "baseline", "evaluate"])
 def test_a_read_only_disk_is_found_out_before_the_worker_starts(name: str, machine: Machine) -> None:
     machine.disk.lock()
     said = fails(machine, name, "Read-only file system; choose a folder that can be written")
@@ -120,4 +131,15 @@ def test_a_training_whose_model_may_not_be_put_in_its_place_is_not_lost(machine:
     models.chmod(0o755)
     again = succeeds(machine, "train")
     assert "step" not in again  # the output was whole: it is placed, and nothing is trained again
+    assert results(machine) == expected
+
+
+def test_predictions_that_may_not_be_put_in_their_place_are_not_lost(machine: Machine) -> None:
+    expected = results(machine)
+    folder = machine.disk.view(machine.project / "data/predictions/pretrain")
+    folder.chmod(0o555)
+    said = "data/predictions/pretrain/evaluate.jsonl: Permission denied; allow it or choose another folder"
+    fails(machine, "evaluate", said, True)
+    folder.chmod(0o755)
+    succeeds(machine, "evaluate")
     assert results(machine) == expected

@@ -3,22 +3,31 @@
 Most points are deterministic: the n-th file that a process is about to touch, n drawn from a seed.
 """
 
+import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from stages.evidence import ledger
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read, run
 from tests.faults.kit import HOOK, SPEND, Place, Point, interrupted, picture, points
 
+DELIVERED = {
+    "train": ("data/models/pretrain", "metrics/pretrain/loss.csv"),
+    "baseline": ("data/predictions/pretrain/baseline.jsonl",),
+    "evaluate": ("data/predictions/pretrain/evaluate.jsonl",),
+}
 JOB_OUTPUTS = {
-    "train": ("data/models/pretrain", "metrics/pretrain/loss.csv", "metrics/pretrain/train.json"),
-    "evaluate": ("data/predictions/pretrain/evaluate.jsonl", "metrics/pretrain/evaluate.json"),
+    name: (*files, f"metrics/pretrain/{name}.json", f"metrics/pretrain/evidence/{name}.json")
+    for name, files in DELIVERED.items()
 }
 STAGES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "check": (["stages.check"], ("data/inputs/SHA256SUMS",)),
@@ -97,6 +106,9 @@ def ends_as(expected: Undisturbed, name: str, place: Place) -> None:
     again = place.run(place.environment, "-m", *command)
     assert again.returncode == 0, again.stderr
     assert picture(place.project, *outputs) == expected.picture
+    if name in JOB_OUTPUTS:  # the kill stands on the receipt, as the try that it ended
+        tries = read(place.project / outputs[-1])["receipt"]["attempts"]
+        assert [one["outcome"] for one in tries[:-1]] in ([], ["killed"], ["failed"])
     assert place.quiet(), place.processes()
     assert place.left() == []
 
@@ -123,7 +135,11 @@ def test_a_stage_killed_at_a_file(point: Point, small: Path, undisturbed: Runs, 
     ends_as(expected, point.name, place)
 
 
-@pytest.mark.parametrize("point", [*points("train", 6, sample=(4,)), *points("evaluate", 4)])
+SUBMIT_POINTS = [*points("train", 6, sample=(4,)), *points("baseline", 2), *points("evaluate", 4)]
+WORKER_POINTS = [*points("train worker", 5), *points("baseline worker", 1), *points("evaluate worker", 3)]
+
+
+@pytest.mark.parametrize("point", SUBMIT_POINTS)
 def test_a_submit_side_killed_at_a_file_takes_its_worker_along(
     point: Point, small: Path, undisturbed: Runs, tmp_path: Path
 ) -> None:
@@ -136,7 +152,7 @@ def test_a_submit_side_killed_at_a_file_takes_its_worker_along(
     ends_as(expected, point.name, place)
 
 
-@pytest.mark.parametrize("point", [*points("train worker", 5), *points("evaluate worker", 3)])
+@pytest.mark.parametrize("point", WORKER_POINTS)
 def test_a_worker_killed_at_a_file_is_an_error_of_its_stage(
     point: Point, small: Path, undisturbed: Runs, tmp_path: Path
 ) -> None:
@@ -156,18 +172,110 @@ def test_a_worker_killed_at_a_file_is_an_error_of_its_stage(
 
 @pytest.mark.parametrize("point", [*points("train in time", 3), *points("evaluate in time", 2)])
 def test_a_job_killed_at_a_moment_between_files(point: Point, small: Path, undisturbed: Runs, tmp_path: Path) -> None:
-    """Where the work is: in imports and steps. A run that was over before its moment is run again all the same."""
+    """Where the work is: in imports and steps. One that was over before its moment is run again and killed earlier."""
     name = point.name.split()[0]
     expected, (command, outputs) = undisturbed[name], STAGES[name]
-    clear(small, outputs)
     place = Place(tmp_path, small)
-    child = place.start(place.environment, "-m", *command)
-    time.sleep(0.5 + point.fraction * (expected.seconds - 0.5))
-    child.send_signal(point.signal)
-    _, errors = child.communicate()
-    assert child.returncode in (0, -signal.SIGKILL if point.signal == signal.SIGKILL else 130), errors
-    assert "Traceback" not in errors, errors
+    seconds = 0.5 + point.fraction * (expected.seconds - 0.5)
+    for earlier in range(5):
+        clear(small, outputs)
+        child = place.start(place.environment, "-m", *command)
+        time.sleep(seconds / 2**earlier)
+        child.send_signal(point.signal)
+        out, errors = child.communicate()
+        if child.returncode:
+            break
+    interrupted(subprocess.CompletedProcess(command, child.returncode, out, errors), point.signal)
     ends_as(expected, name, place)
+
+
+# `dvc repro` itself, whose stages do not die with it.
+
+TRAIN = ("dvc", "repro", "train@pretrain")
+MODEL = JOB_OUTPUTS["train"]
+# Who has the signal: DVC alone, or, as with Ctrl-C at a terminal, all of its group.
+HOWS = [("alone", SIGKILL), ("alone", SIGTERM), ("group", SIGKILL), ("group", SIGTERM), ("group", SIGINT)]
+
+
+class Repro(NamedTuple):
+    """A clone in which DVC has the inputs, and what `dvc repro` of the training leaves there that nobody disturbs."""
+
+    project: Path
+    model: str
+    picture: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def repro(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Repro:
+    folder = tmp_path_factory.mktemp("repro")
+    project = shutil.copytree(small, folder / "project", symlinks=True)
+    run("dvc", "repro", "prepare@pretrain", cwd=project)
+    done = shutil.copytree(project, folder / "undisturbed", symlinks=True)
+    run(*TRAIN, cwd=done)
+    return Repro(project, trained(done), inside(done))
+
+
+def trained(project: Path) -> str:
+    """MD5 of the model as DVC has it on record, after a look that its cache has it too."""
+    outs = yaml.safe_load((project / "dvc.lock").read_text())["stages"]["train@pretrain"]["outs"]
+    (found,) = (out["md5"] for out in outs if out["path"] == MODEL[0])
+    assert (project / ".dvc/cache/files/md5" / found[:2] / found[2:]).is_file()
+    return str(found)
+
+
+def inside(project: Path) -> dict[str, Any]:
+    """The picture of the training by names that are the same in every clone."""
+    return {path.removeprefix(f"{project}/"): value for path, value in picture(project, *MODEL).items()}
+
+
+def started(place: Place, log: Path) -> "subprocess.Popen[bytes]":
+    """`dvc repro` in a process group of its own; a file takes what it says, which its orphans may still write to."""
+    with log.open("wb") as stream:
+        pipes: Any = {"stdout": stream, "stderr": subprocess.STDOUT, "start_new_session": True}
+        return subprocess.Popen(TRAIN, cwd=place.project, env=place.environment, **pipes)
+
+
+def says(log: Path, words: str) -> None:
+    until = time.monotonic() + 120
+    while words not in log.read_text():
+        assert time.monotonic() < until, f"{words!r} was never said, but:\n{log.read_text()}"
+        time.sleep(0.02)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("who", "number"), HOWS, ids=[f"{who} {number.name}" for who, number in HOWS])
+def test_dvc_repro_killed_in_the_middle_of_a_stage(
+    who: str, number: signal.Signals, repro: Repro, tmp_path: Path
+) -> None:
+    project = shutil.copytree(repro.project, tmp_path / "project", symlinks=True)
+    place = Place(tmp_path / "place", project)
+    first = started(place, tmp_path / "first")
+    says(tmp_path / "first", f"step {2 + 2 * (HOWS.index((who, number)) % 3)}/8")
+    stage = place.running()
+    if who == "group":
+        os.killpg(first.pid, number)
+        first.wait()
+        assert place.quiet(), place.processes()
+    else:
+        # The stage lives on. Held still, it is sure to be in the way of the second.
+        orphans = [pid for pid in stage if pid != first.pid]
+        assert orphans
+        for pid in orphans:
+            os.kill(pid, signal.SIGSTOP)
+        first.send_signal(number)
+        first.wait()
+    second = started(place, tmp_path / "second")
+    if who == "alone":
+        says(tmp_path / "second", "waiting: another process runs job")
+        for pid in orphans:
+            os.kill(pid, signal.SIGCONT)
+    assert first.returncode != 0
+    assert second.wait() == 0, (tmp_path / "second").read_text()
+    assert trained(project) == repro.model
+    assert inside(project) == repro.picture
+    assert "up to date" in run("dvc", "status", "train@pretrain", cwd=project).stdout
+    assert place.quiet(), place.processes()
+    assert place.left() == []
 
 
 # The ledger.

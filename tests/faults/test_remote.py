@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from tests.test_pipeline import repro
 
 pytest.importorskip("dvc_s3", reason="the extra `s3` is not installed")
 STORES = ("folder", "s3")
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 MODEL = "data/models/sft/model.safetensors"
 
 
@@ -35,13 +38,26 @@ class Store:
         return str(self.folder) if self.kind == "folder" else f"s3://{BUCKET}/{self.prefix}"
 
     def use(self, project: Path, url: str | None = None) -> Path:
-        """Make it the project's default remote, as the README says."""
-        run("dvc", "remote", "add", "--local", "--force", "-d", "store", url or self.url, cwd=project)
+        """Make it the project's default remote in .dvc/config, as the README says."""
+        run("dvc", "remote", "add", "--force", "-d", "store", url or self.url, cwd=project)
         if self.kind == "s3":
-            run("dvc", "remote", "modify", "--local", "store", "endpointurl", self.s3.url, cwd=project)
-            run("dvc", "remote", "modify", "--local", "store", "use_ssl", "false", cwd=project)
-        run("dvc", "remote", "modify", "--local", "store", "verify", "true", cwd=project)
+            run("dvc", "remote", "modify", "store", "endpointurl", self.s3.url, cwd=project)
+        run("dvc", "remote", "modify", "store", "verify", "true", cwd=project)
         return project
+
+    def share(self, project: Path) -> None:
+        """What the README has a user type, the keys of S3 written into .dvc/config.local."""
+        self.use(project)
+        if self.kind == "s3":
+            for name in ("access_key_id", "secret_access_key"):
+                run("dvc", "remote", "modify", "--local", "store", name, self.secret(name), cwd=project)
+        run("git", "add", ".dvc/config", "dvc.lock", "metrics", cwd=project)
+        run("git", "commit", "--quiet", "-m", "Share data in the store", cwd=project)
+        run("git", "push", "--quiet", "-u", "origin", "HEAD", cwd=project)
+        self.dvc("push", cwd=project, env=dict.fromkeys(KEYS, ""))
+
+    def secret(self, name: str) -> str:
+        return self.s3.environment[f"AWS_{name.upper()}"]
 
     def names(self) -> list[str]:
         """Its objects, as `files/md5/<2>/<30>`."""
@@ -49,6 +65,14 @@ class Store:
             return [name.removeprefix(f"{self.prefix}/") for name in self.s3.names(f"{self.prefix}/")]
         found = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
         return [name for name in found if not name.endswith(".tmp")]  # which a killed DVC leaves, and never reads
+
+    def sent(self) -> dict[str, Any]:
+        """Per object, what sending it again would change: the file that it is, or the number of S3's uploads of it."""
+        if self.kind == "s3":
+            log = (Path(self.s3.environment["HOME"]) / "moto.log").read_text()
+            return Counter(re.findall(rf'"PUT /{BUCKET}/{self.prefix}/(\S+) HTTP', log))
+        found = {name: (self.folder / name).stat() for name in self.names()}
+        return {name: (status.st_ino, status.st_mtime_ns) for name, status in found.items()}
 
     def read(self, name: str) -> bytes:
         return self.s3.read(f"{self.prefix}/{name}") if self.kind == "s3" else (self.folder / name).read_bytes()
@@ -92,17 +116,28 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def pushed(ran: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project that has pushed all it has."""
-    project = store.use(stocked(ran, tmp_path_factory.mktemp("pushed") / "project"))
-    store.dvc("push", cwd=project)
+    """A project that has shared all it has."""
+    project = with_origin(stocked(ran, tmp_path_factory.mktemp("pushed") / "project"))
+    store.share(project)
     return project
+
+
+def with_origin(project: Path) -> Path:
+    """Give a project a repository of its own to push to, beside it."""
+    run("git", "clone", "--quiet", "--bare", str(project), str(origin(project)), cwd=project)
+    run("git", "remote", "set-url", "origin", str(origin(project)), cwd=project)
+    return project
+
+
+def origin(project: Path) -> Path:
+    return project.with_name("origin.git")
 
 
 def test_inputs_models_and_predictions_come_back_byte_for_byte_and_nothing_reruns(
     pushed: Path, store: Store, tmp_path: Path
 ) -> None:
     whole(store, pushed)
-    teammate = store.use(bare(pushed, tmp_path / "a teammate's clone"))
+    teammate = bare(origin(pushed), tmp_path / "a teammate's clone")
     store.dvc("pull", "data/models/sft", cwd=teammate)
     assert set(data(teammate)) == {path for path in data(pushed) if path.startswith("data/models/sft/")}
     store.dvc("pull", cwd=teammate)
@@ -110,6 +145,30 @@ def test_inputs_models_and_predictions_come_back_byte_for_byte_and_nothing_rerun
     assert "up to date" in run("dvc", "status", cwd=teammate).stdout
     assert repro(teammate) == set()
     assert run("git", "status", "--porcelain", cwd=teammate).stdout == ""
+    config = run("git", "show", "HEAD:.dvc/config", cwd=teammate).stdout
+    assert f"url = {store.url}\n" in config
+    assert "access_key" not in config
+    secret = ["git", "grep", "-F", "-e", store.secret("secret_access_key"), "HEAD"]
+    assert run(*secret, cwd=teammate, check=False).stdout == ""
+
+
+def test_a_branch_of_an_experiment_is_in_the_store_and_a_teammate_gets_its_model(
+    ran: Path, s3: Server, tmp_path: Path
+) -> None:
+    project = with_origin(stocked(ran, tmp_path / "project"))
+    store = Store("folder", tmp_path / "store", s3)
+    store.share(project)
+    run("dvc", "exp", "run", "-n", "twelve", "--set-param", "seed=12", "train@sft", cwd=project)
+    model = (project / MODEL).read_bytes()
+    run("git", "checkout", "--quiet", ".", cwd=project)  # the next experiment begins where this one did
+    run("dvc", "checkout", "--quiet", cwd=project)
+    run("dvc", "exp", "branch", "twelve", "twelve", cwd=project)
+    run("git", "push", "--quiet", "--all", cwd=project)
+    run("dvc", "push", "--all-branches", cwd=project)
+    teammate = bare(origin(project), tmp_path / "teammate")
+    run("git", "switch", "--quiet", "twelve", cwd=teammate)
+    run("dvc", "pull", "data/models/sft", cwd=teammate)
+    assert (teammate / MODEL).read_bytes() == model != (project / MODEL).read_bytes()
 
 
 @pytest.mark.parametrize("how", ["flipped", pytest.param("cut", marks=pytest.mark.faults)])
@@ -130,7 +189,7 @@ def test_a_missing_object_is_named_and_is_pushed_again(pushed: Path, store: Stor
 
 def heal(pushed: Path, store: Store, tmp_path: Path, said: str) -> None:
     """A pull fails and says of what; `stages.cache` says of which object; whoever has it pushes it anew."""
-    teammate = store.use(bare(pushed, tmp_path / "teammate"))
+    teammate = bare(pushed, tmp_path / "teammate")
     failed = store.dvc("pull", "data/models/sft", cwd=teammate, check=False)
     assert failed.returncode != 0
     assert "failed to pull data" in failed.stderr
@@ -187,8 +246,11 @@ def test_a_push_that_was_killed_is_completed_by_the_next_one(
     store = Store(kind, tmp_path / f"{kind}-{count}-{os.getpid()}", s3)
     store.use(project)
     assert killed_push(store, project, count) == count < len(set(objects(project).values()))
+    before_the_next = store.sent()
+    assert len(before_the_next) == count
     store.dvc("push", cwd=project)
     whole(store, project)
+    assert before_the_next.items() <= store.sent().items()  # none of them was sent again
     shutil.rmtree(project / ".dvc/cache")
     before = data(project)
     shutil.rmtree(project / "data")
@@ -198,12 +260,12 @@ def test_a_push_that_was_killed_is_completed_by_the_next_one(
 
 WRONG = {
     "no credentials": ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, None, "Unable to locate credentials"),
-    "unknown key": ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWN"}, None, "403"),
-    "wrong secret": ({"AWS_SECRET_ACCESS_KEY": "a wrong secret"}, None, "403"),
+    "unknown key": ({"AWS_ACCESS_KEY_ID": "AKIAUNKNOWN"}, None, "(403)"),
+    "wrong secret": ({"AWS_SECRET_ACCESS_KEY": "a wrong secret"}, None, "(403)"),
     "missing bucket": ({}, "s3://no-such-bucket/x", "The specified bucket does not exist"),
 }
-
-
+# The line that DVC puts after the one that says what is wrong.
+AFTER = r"Having any troubles\? .*|ERROR: failed to pull data from the cloud - \d+ files failed to download"
 REFUSALS = [("wrong secret", "push"), ("missing bucket", "push")]
 REFUSALS += [(name, verb) for name in WRONG for verb in ("push", "pull") if (name, verb) not in REFUSALS]
 
@@ -215,14 +277,15 @@ REFUSALS += [(name, verb) for name in WRONG for verb in ("push", "pull") if (nam
 def test_wrong_credentials_and_a_missing_bucket_are_said_in_a_line(
     ran: Path, s3: Server, tmp_path: Path, name: str, verb: str
 ) -> None:
+    """One line that names it and one that is always DVC's; S3 does not say which of key and secret is wrong."""
     environment, url, said = WRONG[name]
     store = Store("s3", tmp_path / "refused", s3)
     project = (stocked if verb == "push" else bare)(ran, tmp_path / "project")
     store.use(project, url)
     done = store.dvc(verb, cwd=project, env=environment, check=False)
     assert done.returncode != 0
-    (line, *more) = [line for line in done.stderr.splitlines() if said in line]
-    assert line.startswith("ERROR: ")
-    assert not more
-    assert "Traceback" not in done.stderr + done.stdout
-    assert "a wrong secret" not in done.stderr + done.stdout
+    error, after = filter(None, done.stderr.splitlines())
+    assert re.match(f"ERROR: (unexpected error|failed to connect to s3 .*) - .*{re.escape(said)}", error), done.stderr
+    assert re.fullmatch(AFTER, after), done.stderr
+    assert done.stdout == ""
+    assert "a wrong secret" not in done.stderr
