@@ -2,7 +2,8 @@
 
 python -m bench [limits|nll|labels|training|prepare|fetch|latency]... [--device cuda] [--rounds N] [--scale X]
 
-Each part leaves bench/results/<part>.json; docs/performance.md is written anew from all of them.
+Each part leaves bench/results/<device>/<part>.json, and docs/performance.md is written anew from all of them; what is
+less than a whole part is only shown.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 from rich.console import Console
 
 from bench import table
+from bench.measure import whole
 from bench.models import CASES
 
 PARTS = ("limits", "nll", "labels", "training", "prepare", "fetch", "latency")
@@ -30,10 +32,11 @@ def main() -> None:
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     limits: dict[str, float] = {}
     for name in ("limits", *(name for name in given.what or PARTS if name != "limits")):
-        record = importlib.import_module(f"bench.{name}").measure(given).save(name, given.device)
-        limits = limits or record["limits"]
-        Console().print(table.rich_table(record, limits))
-    table.main()
+        record = importlib.import_module(f"bench.{name}").measure(given)
+        limits = limits or record.rates
+        Console().print(table.rich_table(record.save(name, given, limits)))
+        if whole(given):
+            table.write(given.device)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import time
 from argparse import Namespace
@@ -48,7 +49,9 @@ def modal(folder: Path) -> Iterator[Fetch]:
 
         def fetch(size: int) -> dict[str, Any]:
             job = make_job(folder / f"job-{next(NUMBER)}", steps=1, size=size)
-            submit(emulated, folder / "state", job, "--kill", "fetching", seconds=600)
+            killed, output = submit(emulated, folder / "state", job, "--kill", "fetching", seconds=600)
+            if killed != -signal.SIGKILL:
+                raise SystemExit(f"bench: a submit side was to be killed as it fetches:\n{output[-2000:]}")
             anew(folder / "state", size)
             status, output = submit(emulated, folder / "state", job, seconds=600)
             if status:
@@ -73,7 +76,10 @@ def nodus(folder: Path) -> Iterator[Fetch]:
         place = folder / f"job-{next(NUMBER)}"
         place.mkdir()
         side = Side(running, place, steps=1, mib=size >> 24, blocks=16)
-        side.start("fetching").communicate()
+        first = side.start("fetching")
+        _, output = first.communicate()
+        if first.returncode != -signal.SIGKILL:
+            raise SystemExit(f"bench: a submit side was to be killed as it fetches:\n{output[-2000:]}")
         anew(side.state, size)
         found = side.finish()
         shutil.rmtree(place)
@@ -112,16 +118,18 @@ def measure(given: Namespace) -> Record:
         place.mkdir()
         export(place / "source", size)
         with running(place) as fetch:
-            least = fetch(16 << 20)["peak_mib"]
             works: dict[str, Callable[[], Any]] = {
                 name: lambda fetch=fetch: fetch(size),
                 PLAIN: lambda place=place: copied(place / "source"),
             }
             seconds, found = interleaved(works, min(given.rounds, 3))
             work = {"bytes": 2 * size, "hashed": size}  # read and written once, and held against its digest
-            memory = f"peak {found[name]['peak_mib']} MiB, with 16 MiB {least}"
+            memory = f"peak {found[name]['peak_mib']} MiB"
             record.line(name, seconds, size / 1e6, "MB/s", {PLAIN: 1 / 1.3}, equal=memory, work=work)
-            sizes = [max(16 << 20, size // part >> 24 << 24) for part in (16, 4, 1)]
-            record.grow(name, "bytes", {part: (lambda part=part, fetch=fetch: fetch(part)) for part in sizes}, 1)
+            sizes = sorted({max(16 << 20, size // part >> 24 << 24) for part in (16, 4, 1)})
+            grown = {part: fetch(part) for part in sizes}
+            record.grown(name, "bytes", {part: each["seconds"] for part, each in grown.items()})
+            peaks = ", ".join(f"{each['peak_mib']} MiB for {part >> 20}" for part, each in grown.items())
+            record.notes.append(f"Peak memory of the process that fetches from {name}, by the export's MiB: {peaks}.")
         shutil.rmtree(place)
     return record

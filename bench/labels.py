@@ -7,7 +7,7 @@ from typing import Any
 from bench import models
 from bench.measure import Record, interleaved, profiled, synchronized
 
-CASES = {"embedded": 400, "vocabulary": 400}  # prompts
+CASES = ("embedded", "vocabulary")
 RECORDED = "model.generate, 16 at a time"
 PIPELINE = "transformers.pipeline"
 
@@ -60,7 +60,7 @@ def measure_case(record: Record, name: str, given: Namespace) -> None:
     from stages.scoring.labels import generate
 
     case = models.load(name, given.device)
-    count = max(16, round(CASES[name] * given.scale))
+    count = max(16, round(len(case.prompts) * given.scale))
     prompts, piped = case.prompts[:count], pipeline(case)
     works = {
         "this project": lambda: generate(case.model, case.tokenizer, prompts, case.labels),
@@ -71,19 +71,19 @@ def measure_case(record: Record, name: str, given: Namespace) -> None:
     interleaved(works, 1)
     seconds, texts = interleaved(works, given.rounds)
     ours = texts.pop("this project")
-    same = {other: sum(a == b for a, b in zip(ours, said, strict=True)) for other, said in texts.items()}
+    for other, said in texts.items():
+        if differing := sum(a != b for a, b in zip(ours, said, strict=True)):
+            raise SystemExit(f"bench: {name}: {differing} of {len(ours)} texts are not those of {other}")
     for other, goal in ((RECORDED, 3.0), (PIPELINE, 3.0)):
         pair = {key: seconds[key] for key in ("this project", other)}
-        equal = f"{same[other]} of {len(prompts)} texts equal"
+        equal = f"all {len(prompts)} texts equal"
         least = work(case, prompts, ours)
         record.line(name, pair, len(prompts), "rows/s", {other: goal}, equal=equal, work=least)
-    if name == "embedded":
-        chosen = [prompts[: max(1, len(prompts) * part // 16)] for part in (1, 4, 16)]
-        grown = {
-            len(part): (lambda part=part: generate(case.model, case.tokenizer, part, case.labels)) for part in chosen
-        }
-        record.grow(name, "rows", grown, given.rounds)
-    record.profile[name] = profiled(works["this project"])
+    chosen = [prompts[: max(1, len(prompts) * part // 16)] for part in (1, 4, 16)]
+    grown = {len(part): (lambda part=part: generate(case.model, case.tokenizer, part, case.labels)) for part in chosen}
+    record.grow(name, "rows", grown, given.rounds)
+    for key, work_ in works.items():
+        record.profile[f"{name}, {key}"] = profiled(given.device, work_)
 
 
 def measure(given: Namespace) -> Record:

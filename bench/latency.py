@@ -88,15 +88,20 @@ def measure_repro(record: Record, rounds: int) -> None:
 
 
 def measure_start(record: Record, rounds: int) -> None:
-    def start(name: str) -> None:
-        run(PROJECT, sys.executable, "-m", f"stages.{name}", "--help")
+    """Until a command knows what it is asked, and until `check`, which reads all settings, has ended."""
 
-    works = {name: (lambda name=name: start(name)) for name in COMMANDS}
+    def start(folder: Path, *arguments: str) -> None:
+        run(folder, sys.executable, "-m", *arguments)
+
+    helped = [f"stages.{name}" for name in COMMANDS]
+    works = {f"{name} --help": (lambda name=name: start(PROJECT, name, "--help")) for name in helped}
+    works["stages.check"] = lambda: start(scratch("repro"), "stages.check")
+    names = list(works)
     works[LIBRARIES] = lambda: run(PROJECT, sys.executable, "-c", IMPORTS)
     seconds, _ = interleaved(works, rounds)
-    for name in COMMANDS:
+    for name in names:
         pair = {name: seconds[name], LIBRARIES: seconds[LIBRARIES]}
-        record.line(f"python -m stages.{name} --help", pair, 1, "starts/s", work={"starts": 1})
+        record.line(f"python -m {name}", pair, 1, "starts/s", work={"starts": 1})
 
 
 def repository(folder: Path, runs: int) -> list[str]:

@@ -1,10 +1,12 @@
 """What all comparisons share: taking turns, ratios with their spread, growth, and a part's record.
 
-A part (`bench/<part>.py`) has `measure(given) -> Record`; its record goes to `bench/results/<part>.json`.
+A part (`bench/<part>.py`) has `measure(given) -> Record`; its record goes to `bench/results/<device>/<part>.json`.
 """
 
+import importlib.metadata
 import json
 import math
+import resource
 import statistics
 import subprocess
 import sys
@@ -14,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.delivery import git
 from stages.evidence.digests import write_json
 from stages.evidence.environment import probe
 from stages.jobs import PROJECT
 
+TOOLS = ("lm-eval", "dvc", "modal", "nodus")  # beside what a worker's environment names
 RESULTS = PROJECT / "bench" / "results"
 PEAK = r"""
 import json, re
@@ -34,7 +38,8 @@ class Record:
         self.lines: list[dict[str, Any]] = []
         self.growth: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        self.profile: dict[str, list[tuple[str, float]]] = {}
+        self.rates: dict[str, float] = {}  # of `bench.limits` alone
+        self.profile: dict[str, dict[str, Any]] = {}
 
     def line(
         self,
@@ -54,42 +59,62 @@ class Record:
         for other in others:
             ratios = [b / a for a, b in zip(seconds[ours], seconds[other], strict=True)]
             spread = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
-            rates = {"ours": amount / min(seconds[ours]), "other": amount / min(seconds[other])}
+            middle = {"ours": statistics.median(seconds[ours]), "other": statistics.median(seconds[other])}
+            rates = {name: amount / found for name, found in middle.items()}
             goal = (goals or {}).get(other)
             self.lines.append(
                 {"case": case, "other": other, "unit": unit, "rates": rates, "ratio": spread, "goal": goal}
-                | {"rounds": len(ratios), "seconds": min(seconds[ours])}
+                | {"seconds": {"ours": list(seconds[ours]), "other": list(seconds[other])}}
                 | more
             )
 
     def grow(self, case: str, unit: str, works: Mapping[int, Callable[[], Any]], rounds: int) -> None:
         """Seconds of the work of each size, the best of `rounds`, and the exponent that fits them."""
-        if len(works) < 2:
-            return  # scaled down until all sizes are one
-        sizes = list(works)
         taken, _ = interleaved({str(size): work for size, work in works.items()}, rounds)
-        seconds = [min(each) for each in taken.values()]
-        grown = {"case": case, "unit": unit, "sizes": sizes, "seconds": seconds}
-        self.growth.append(grown | {"exponent": exponent(sizes, seconds)})
+        self.grown(case, unit, {size: min(taken[str(size)]) for size in works})
 
-    def save(self, part: str, device: str) -> dict[str, Any]:
-        record = {"part": part, "device": device, "environment": probe(), **vars(self)}
-        RESULTS.mkdir(exist_ok=True)
-        write_json(RESULTS / f"{part}.json", record)
+    def grown(self, case: str, unit: str, seconds: Mapping[int, float]) -> None:
+        if len(seconds) < 2:
+            return  # scaled down until all sizes are one
+        sizes, found = list(seconds), list(seconds.values())
+        grown = {"case": case, "unit": unit, "sizes": sizes, "seconds": found}
+        self.growth.append(grown | {"exponent": exponent(sizes, found)})
+
+    def save(self, part: str, given: Namespace, limits: Mapping[str, float]) -> dict[str, Any]:
+        """Write the record with the limits of its own run; one of less than the whole goes where nothing is kept."""
+        also = {"commit": git("rev-parse", "HEAD"), "scale": given.scale, "limits": dict(limits)}
+        also |= {"tools": {name: importlib.metadata.version(name) for name in TOOLS if found(name)}}
+        record = {"part": part, "device": given.device, "environment": probe(), **vars(self), **also}
+        del record["rates"]
+        folder = RESULTS / given.device if whole(given) else scratch("results")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{part}.json", record)
         return record
+
+
+def whole(given: Namespace) -> bool:
+    return bool(given.scale == 1 and not given.models)
+
+
+def found(package: str) -> bool:
+    return bool(list(importlib.metadata.distributions(name=package)))
 
 
 def interleaved(works: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Seconds of each work per round, all in turn so that they meet the same machine; and what each gave last.
 
+    Each round begins with another one, so that none is always the one that comes after the same.
+
     A work that gives {"seconds": ...} has timed itself, in a process of its own.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     values: dict[str, Any] = {}
-    for _ in range(rounds):
-        for name, work in works.items():
+    names = list(works)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             started = time.perf_counter()
-            values[name] = work()
+            values[name] = works[name]()
             taken = time.perf_counter() - started
             own = values[name].get("seconds") if isinstance(values[name], dict) else None
             seconds[name].append(taken if own is None else own)
@@ -111,15 +136,24 @@ def child(code: str, *arguments: str, **options: Any) -> dict[str, Any]:
     return answer
 
 
-def profiled(work: Callable[[], Any], most: int = 6) -> list[tuple[str, float]]:
-    """The operations that take the most of a work's own time, with their shares."""
+def profiled(device: str, work: Callable[[], Any], most: int = 5) -> dict[str, Any]:
+    """Where a work's time goes: the operations with most of it, and of the processor's time the kernel's part.
+
+    The kernel's part is for memory that is used for the first time, a page fault each.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    work()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    user, kernel = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    own = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]) as profiler:
         work()
-    found = {event.key: event.self_cpu_time_total for event in profiler.key_averages()}
-    total = sum(found.values())
-    return [(key, found[key] / total) for key in sorted(found, key=lambda key: -found[key])[:most]]
+    times = {event.key: getattr(event, own) for event in profiler.key_averages()}
+    total = sum(times.values())
+    shares = [(key, times[key] / total) for key in sorted(times, key=lambda key: -times[key])[:most]]
+    return {"operations": shares, "kernel": kernel / (user + kernel), "faults": after.ru_minflt - before.ru_minflt}
 
 
 def synchronized(device: str, work: Callable[[], Any]) -> Callable[[], Any]:

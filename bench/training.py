@@ -90,14 +90,17 @@ def measure(given: Namespace) -> Record:
         BARE: lambda: noted(BARE, bare(folder, places)),
     }
     seconds, found = interleaved(works, given.rounds)
-    if len(digests) != 1:
+    if len(digests) != 1 and given.device == "cpu":  # kernels of a GPU may add in another order each time
         raise SystemExit(f"bench: the weights differ: {sorted(digests)}")
-    same = {"equal": "weights identical", "work": {"flop": found["this project"]["flop"]}}
+    equal = "weights identical" if len(digests) == 1 else f"**{len(digests)} different weights**"
+    same = {"equal": equal, "work": {"bfloat16": found["this project"]["flop"]}}
     record.line(f"trainer, {steps} steps", trainer, steps, "steps/s", {BARE: 1 / 1.02}, **same)
     record.line(f"whole stage, {steps} steps", seconds, steps, "steps/s", {BARE: 1 / 1.1}, **same)
     sizes = [max(2, steps * part // 16) for part in (1, 4, 16)]
     folders = {size: project(scratch(f"training-{size}"), size, given.device)[0] for size in sizes}
-    record.grow("whole stage", "steps", {size: (lambda at=at: ours(at)) for size, at in folders.items()}, 1)
+    taken = {size: ours(at) for size, at in folders.items()}
+    for case, key in (("trainer", "trainer_seconds"), ("whole stage", "seconds")):
+        record.grown(case, "steps", {size: each[key] for size, each in taken.items()})
     record.notes.append(
         f"The pilot's recipe (bfloat16, 4 rows by 4 accumulated, gradient checkpointing, {steps} of its {STEPS} steps) "
         "with the embedded model."
