@@ -152,10 +152,15 @@ def test_a_checkpoint_cut_short_is_passed_over_for_the_one_before_it(
     same(resumed, undisturbed)
 
 
+@pytest.mark.parametrize(
+    ("change", "cut"), [({"seed": 12}, 70), ({"weight_decay": 0.02}, 70), ({}, 69)], ids=("seed", "protocol", "input")
+)
 def test_a_checkpoint_of_another_job_is_refused(
-    embedded: Protocol, rows: Path, tiny_model: Path, tmp_path: Path, undisturbed: Any
+    embedded: Protocol, rows: Path, tiny_model: Path, tmp_path: Path, undisturbed: Any, change: dict[str, Any], cut: int
 ) -> None:
-    folder = job_folder(embedded, rows, tiny_model, tmp_path, seed=12)
+    given = tmp_path / rows.name
+    given.write_text("".join(rows.read_text().splitlines(keepends=True)[:cut]))
+    folder = job_folder(embedded, given, tiny_model, tmp_path, **change)
     finish(folder)
     job_folder(embedded, rows, tiny_model, tmp_path)
     resumed = finish(folder)
