@@ -163,6 +163,7 @@ EVIDENCE = "metrics/sft/evidence/train.json"
         (EVIDENCE, ("protocol", "sha256"), "sft train: protocol"),
         (EVIDENCE, ("training_tokens_sha256",), "sft train: metrics and environment"),
         (EVIDENCE, ("model_weights_sha256",), "sft: weights digest"),
+        (EVIDENCE, ("loaded_weights_sha256",), "sft train: metrics and environment"),
         (EVIDENCE, ("output", "model/config.json", "sha256"), "sft train: model/config.json"),
         (EVIDENCE, ("timings", "worker_seconds"), "sft train: metrics and environment"),
         (EVIDENCE, ("timings", "delivery_seconds"), "sft train: delivery clock"),

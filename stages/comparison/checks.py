@@ -144,8 +144,8 @@ def check_result(run: Audited, task: Task, stage: str, sealed: str) -> Line:
         "worker_seconds": times["worker_seconds"],
         "metrics": {key: value for key, value in metrics.items() if key not in ADDED},
     }
-    trained = {key: found[key] for key in ("training_tokens_sha256", "model_weights_sha256")}
-    report |= trained if found["job"]["kind"] == "train" else {}
+    trained = ("training_tokens_sha256", "model_weights_sha256") if found["job"]["kind"] == "train" else ()
+    report |= {key: found[key] for key in ("loaded_weights_sha256", *trained) if key in found}
     text = json.dumps(report, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return same(what, sealed, hashlib.sha256(text.encode()).hexdigest())
 

@@ -113,6 +113,7 @@ class Builder:
             "job": {"id": sha256_json(job), **job},
             "device": "cpu",
             "environment": self.environment(),
+            "loaded_weights_sha256": job["model"]["sha256"]["model.safetensors"],
             "training_tokens_sha256": hashlib.sha256(task.encode()).hexdigest() if training else None,
             "model_weights_sha256": weights["model.safetensors"] if training else None,
             "output": output,
@@ -193,6 +194,7 @@ class Builder:
             "finished_utc": times["worker_finished_utc"],
             "worker_seconds": times["worker_seconds"],
             "metrics": metrics,
+            "loaded_weights_sha256": evidence["loaded_weights_sha256"],
         }
         if evidence["stage"] == "train":
             result |= {key: evidence[key] for key in ("training_tokens_sha256", "model_weights_sha256")}
