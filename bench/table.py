@@ -78,10 +78,9 @@ def section(record: Mapping[str, Any]) -> Iterator[str]:
     if record["profile"]:
         yield "| where the time goes | by operation | in the kernel | page faults |"
         yield "| --- | --- | --- | --- |"
-    for case, found in record["profile"].items():
-        said = ", ".join(f"`{name}` {share:.0%}" for name, share in found["operations"])
-        yield f"| {case} | {said} | {found['kernel']:.0%} | {found['faults']:,} |"
-    if record["profile"]:
+        for case, found in record["profile"].items():
+            said = ", ".join(f"`{name}` {share:.0%}" for name, share in found["operations"])
+            yield f"| {case} | {said} | {found['kernel']:.0%} | {found['faults']:,} |"
         yield ""
 
 
@@ -103,7 +102,7 @@ def page(records: Mapping[str, Mapping[str, Any]], paper: str) -> str:
     """The page from the parts' records, in the order of `records`, and from what is reasoned on paper."""
     limits = records["limits"]
     lines = [
-        "<!-- Written by `python -m bench.table` from bench/results/*.json and bench/paper.md. -->",
+        "<!-- Written by `python -m bench.table` from bench/results/cpu/*.json and bench/paper.md. -->",
         "# Performance",
         "",
         "This project against what one would use instead, in one process tree on one machine, in turn. *times as fast* "

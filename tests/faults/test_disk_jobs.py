@@ -96,22 +96,14 @@ def test_evaluating_on_a_full_disk(machine: Machine) -> None:
     assert results(machine) == expected
 
 
-def test_training_without_inodes(machine: Machine) -> None:
-    expected = results(machine)
-    machine.disk.take_inodes(16)
-    fails(machine, "train", FULL)
-    machine.disk.free()
-    succeeds(machine, "train")
-    assert results(machine) == expected
-
-
-def test_evaluating_without_inodes(machine: Machine) -> None:
+@pytest.mark.parametrize("name", ["train", "evaluate"])
+def test_a_job_without_inodes(name: str, machine: Machine) -> None:
     """There are some for the job's folder, none for what is made of it."""
     expected = results(machine)
     machine.disk.take_inodes(16)
-    fails(machine, "evaluate", FULL)
+    fails(machine, name, FULL)
     machine.disk.free()
-    succeeds(machine, "evaluate")
+    succeeds(machine, name)
     assert results(machine) == expected
 
 
