@@ -201,13 +201,13 @@ def read_job(folder: Path) -> Job:
     pinned = {folder / "inputs" / name: digest for name, digest in job.inputs.items()}
     if job.model.source == "folder":
         pinned |= {folder / "model" / name: digest for name, digest in job.model.sha256.items()}
-        if more := model_files(folder / "model").keys() - job.model.sha256.keys():
-            raise ParityError(f"{folder / 'model' / min(more)}: not of this job, and a model's libraries might read it")
     for path, digest in pinned.items():
         if not path.is_file():
             raise ParityError(f"{path}: not found, but job.json names it")
         if (found := sha256_file(path)) != digest:
             raise ParityError(f"{path}: sha256 {found}, job.json says {digest}")
+    if job.model.source == "folder" and (more := model_files(folder / "model").keys() - job.model.sha256.keys()):
+        raise ParityError(f"{folder / 'model' / min(more)}: not of this job, and a model's libraries might read it")
     return job
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,3 +124,20 @@ def test_without_a_gpu_for_each_process_nothing_starts(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ParityError, match="2 need a GPU each, this machine has 1"):
         check_devices(2, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "backend"), [("cpu", 2, "gloo"), ("cuda", 2, "nccl"), ("cuda", 1, None)]
+)
+def test_processes_speak_gloo_on_a_cpu_and_nccl_on_gpus(
+    device: str, processes: int, backend: str | None, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stages.training import trainer
+
+    # The real class joins the process group, and there is none here.
+    monkeypatch.setattr(trainer, "SFTConfig", lambda **given: SimpleNamespace(**given))
+    training = jobs.read_job(undisturbed["folder"] / "job").training
+    assert training is not None
+    config = trainer.arguments(training.model_copy(update={"processes": processes}), tmp_path, device)
+    assert config.ddp_backend == backend
+    assert config.gradient_accumulation_steps * processes == training.recipe.gradient_accumulation_steps

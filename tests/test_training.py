@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from stages import jobs
+from stages.evidence.digests import sha256_file
 from stages.protocol import Protocol
-from tests.conftest import ROOT, read
+from tests.conftest import ROOT, read, run
 
 STEPS = 12
 
@@ -103,6 +104,20 @@ def test_two_runs_of_one_seed_are_the_same_bytes(
     same(again, undisturbed)
     assert "\r" not in again["said"] + again["warned"]  # plain lines where there is no terminal
     assert set(again["files"]) >= {"model/model.safetensors", "model/training_args.bin", "log_history.csv"}
+
+
+def test_one_process_trains_the_bytes_that_plain_trl_does(
+    undisturbed: Any, embedded: Protocol, rows: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    job = jobs.read_job(job_folder(embedded, rows, tiny_model, tmp_path) / "job")
+    assert job.training is not None
+    assert job.training.processes == 1
+    seeds = {"seed": job.training.seed, "data_seed": job.training.seed, "use_cpu": True, "disable_tqdm": True}
+    (tmp_path / "arguments.json").write_text(json.dumps(job.training.recipe.model_dump() | seeds))
+    given = (rows, tiny_model, tmp_path / "plain", tmp_path / "arguments.json", job.execution.training_dtype)
+    run(sys.executable, "-m", "bench.bare_trl", *map(str, given), cwd=ROOT)
+    plain = sha256_file(tmp_path / "plain/model/model.safetensors")
+    assert undisturbed["files"]["model/model.safetensors"] == plain
 
 
 def test_another_seed_is_another_model(

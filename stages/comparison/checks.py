@@ -15,7 +15,7 @@ from stages.comparison.charges import GOOD_ENDINGS
 from stages.comparison.gates import verdicts
 from stages.comparison.revisions import Files
 from stages.comparison.runs import protocol_digest
-from stages.evidence.digests import parse_json, sha256_json
+from stages.evidence.digests import parse_json, read_lines, sha256_json
 from stages.jobs import WORKER_CODE, safe
 from stages.scoring.metrics import OF_TASK
 
@@ -190,7 +190,7 @@ def check_metrics(run: Audited) -> Iterator[Line]:
                 yield unknown(what, "no metrics" if recorded is None else "the predictions are not on this machine")
                 continue
             try:
-                made = OF_TASK[task](parse_json(row) for row in artifact.found.read_bytes().splitlines())
+                made = OF_TASK[task](parse_json(row) for row in read_lines(artifact.found))
             except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 yield Line(what, "differs", "readable predictions", repr(error)[:120])
                 continue

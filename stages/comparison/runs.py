@@ -117,8 +117,15 @@ class Reader:
         self.problems: list[str] = []
         self.sources: dict[str, str] = {}
 
+    def content(self, path: str) -> bytes | None:
+        try:
+            return self.files.read(path)
+        except ParityError as error:  # it is too large to be one of ours
+            self.problems.append(str(error))
+            return None
+
     def json(self, path: str) -> Any:
-        content = self.files.read(path)
+        content = self.content(path)
         if content is None:
             return None
         self.sources[path] = hashlib.sha256(content).hexdigest()
@@ -164,7 +171,7 @@ class Reader:
 
     def loss(self, task: Task) -> tuple[tuple[float, float], ...]:
         path = layout.loss_curve(task).as_posix()
-        content = self.files.read(path)
+        content = self.content(path)
         if content is None:
             return ()
         try:
@@ -175,7 +182,7 @@ class Reader:
             return ()
 
     def protocol(self, name: str | None) -> Protocol | None:
-        content = self.files.read(f"protocols/{name}.yaml") if name else None
+        content = self.content(f"protocols/{name}.yaml") if name else None
         if name and content is None:
             self.problems.append(f"protocols/{name}.yaml: not there, so its gates cannot be held against the run")
         try:

@@ -221,14 +221,19 @@ def read_rows(path: Path, keys: Mapping[str, type]) -> Iterator[dict[str, Any]]:
     """
     number = 0
     try:
-        with path.open("rb") as stream:
-            while line := stream.readline(MOST_BYTES + 1):
-                number += 1
-                yield parse_row(line, keys, f"{path}:{number}")
+        for number, line in enumerate(read_lines(path), 1):
+            yield parse_row(line, keys, f"{path}:{number}")
     except FileNotFoundError:
         raise ParityError(f"{path}: not found; run `dvc repro prepare` first") from None
     if not number:
         raise ParityError(f"{path}: empty, expected at least one row")
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """A file's lines, one at a time; of one that is longer than any document, its beginning, which is none."""
+    with path.open("rb") as stream:
+        while line := stream.readline(MOST_BYTES + 1):
+            yield line
 
 
 def parse_row(line: bytes, keys: Mapping[str, type], where: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.command import ParityError, die_with_parent
-from stages.evidence.digests import canonical, parse_document, whole
+from stages.evidence.bounds import read_bytes
+from stages.evidence.digests import canonical, parse_document, read_lines, whole
 from stages.jobs import MANIFEST, PROJECT, Job
 from stages.platforms import Attempt, Context, Handle, Receipt, now
 from stages.platforms.common.process import stop
@@ -76,7 +77,7 @@ class Platform:
 
 def events(path: Path) -> Iterator[Event]:
     """The job's record of attempts. A line that a kill cut short says nothing, and stops nothing."""
-    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else [], 1):
+    for number, line in enumerate(read_lines(path) if path.is_file() else (), 1):
         where = f"{path}:{number}"
         try:
             yield validate(Event, parse_document(line, where), where)
@@ -99,7 +100,7 @@ def attempts(found: Iterable[Event]) -> list[Attempt]:
 def note(folder: Path, **event: Any) -> None:
     """Put an event on the job's record of attempts."""
     path = folder / ATTEMPTS
-    before = path.read_bytes() if path.is_file() else b""
+    before = read_bytes(path) if path.is_file() else b""
     with whole(path) as stream:
         stream.write(before + canonical({"at": now(), **event}) + b"\n")
 

@@ -11,6 +11,7 @@ import pytest
 from stages.command import ParityError
 from stages.comparison.compare import build, document
 from stages.comparison.runs import read_runs
+from stages.evidence.digests import MOST_BYTES
 from tests.comparison.build import Builder, branch, commit
 from tests.comparison.judge import agreed
 from tests.conftest import ROOT, run, stage
@@ -136,6 +137,22 @@ def test_a_damaged_file_is_a_remark_of_its_run(repo: Path, path: str, content: s
     (repo / path).write_text(content)
     (found,) = read_runs(["."])
     assert any(problem in each for each in found.problems)
+
+
+def test_a_giant_of_one_commit_is_a_remark_and_what_is_read_after_it_is_right(repo: Path) -> None:
+    branch(repo, "a")
+    branch(repo, "b", seed=12)
+    alone = read_runs(["b"])
+    run("git", "checkout", "--quiet", "a", cwd=repo)
+    (repo / "metrics/sft/train.json").write_bytes(b" " * (MOST_BYTES + 1))
+    commit(repo, "a giant")
+    run("git", "checkout", "--quiet", "main", cwd=repo)
+    giant, after = read_runs(["a", "b"])
+    assert len(giant.problems) == 2
+    assert ":metrics/sft/train.json: more than 16777216 bytes" in giant.problems[0]
+    assert giant.problems[1] == "sft: no metrics of train"
+    assert "evaluate" in giant.tasks["sft"].metrics
+    assert [after] == alone
 
 
 def test_a_missing_figure_is_not_recorded_and_never_zero(repo: Path) -> None:

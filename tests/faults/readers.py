@@ -236,6 +236,7 @@ TARGETS = {
     "modal/handle.json": (follows_modal,),
     answers.NODUS: (follows_nodus, answers.asks_nodus),
     answers.MODAL: (follows_modal, answers.bills_modal),
+    answers.ENDED: (answers.ends_modal,),
     "try": (follows_modal, answers.reads_volume),
     "submitted": (follows_modal, answers.reads_volume),
     "model/config.json": (loaded,),

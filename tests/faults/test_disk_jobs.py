@@ -15,19 +15,22 @@ from tests.faults.test_disk import BLOCK, Machine
 pytestmark = pytest.mark.faults  # each trains
 OUTPUTS = (
     *("data/models/pretrain", "metrics/pretrain/loss.csv", "metrics/pretrain/train.json"),
-    *("data/predictions/pretrain/evaluate.jsonl", "metrics/pretrain/evaluate.json"),
-    *("metrics/pretrain/evidence/train.json", "metrics/pretrain/evidence/evaluate.json"),
+    *("data/predictions/pretrain/baseline.jsonl", "data/predictions/pretrain/evaluate.jsonl"),
+    *("metrics/pretrain/baseline.json", "metrics/pretrain/evaluate.json"),
+    *(f"metrics/pretrain/evidence/{name}.json" for name in ("train", "baseline", "evaluate")),
 )
 MIB = 1 << 20
+JOBS = ("baseline", "train", "evaluate")
+SCORES = ("baseline", "evaluate")
 
 
 @pytest.fixture(scope="module")
 def trained(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small project, trained and evaluated, with its one checkpoint at the last step."""
+    """The small project, its base model scored, trained and evaluated, with its one checkpoint at the last step."""
     project = shutil.copytree(small, tmp_path_factory.mktemp("trained") / "project", symlinks=True)
     path = project / "protocols/embedded.yaml"
     path.write_text(path.read_text().replace("save_steps: 2\n", "save_steps: 8\n"))
-    for name in ("train", "evaluate"):
+    for name in JOBS:
         done = stage(name, "pretrain", cwd=project)
         assert done.returncode == 0, done.stderr
     return project
@@ -85,18 +88,19 @@ def test_training_on_a_full_disk(point: str, machine: Machine) -> None:
     assert results(machine) == expected
 
 
-def test_evaluating_on_a_full_disk(machine: Machine) -> None:
+@pytest.mark.parametrize("name", SCORES)
+def test_scoring_on_a_full_disk(name: str, machine: Machine) -> None:
     """The job's input and records fit, its predictions do not."""
     expected = results(machine)
     rows = machine.disk.view(machine.project / "data/inputs/pretrain-test.jsonl").stat().st_size
     machine.disk.fill((-(-rows // BLOCK) + 3) * BLOCK)
-    fails(machine, "evaluate", FULL)
+    fails(machine, name, FULL)
     machine.disk.free()
-    succeeds(machine, "evaluate")
+    succeeds(machine, name)
     assert results(machine) == expected
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
+@pytest.mark.parametrize("name", JOBS)
 def test_a_job_without_inodes(name: str, machine: Machine) -> None:
     """There are some for the job's folder, none for what is made of it."""
     expected = results(machine)
@@ -107,7 +111,7 @@ def test_a_job_without_inodes(name: str, machine: Machine) -> None:
     assert results(machine) == expected
 
 
-@pytest.mark.parametrize("name", ["train", "baseline", "evaluate"])
+@pytest.mark.parametrize("name", JOBS)
 def test_a_read_only_disk_is_found_out_before_the_worker_starts(name: str, machine: Machine) -> None:
     machine.disk.lock()
     said = fails(machine, name, "Read-only file system; choose a folder that can be written")
@@ -126,12 +130,13 @@ def test_a_training_whose_model_may_not_be_put_in_its_place_is_not_lost(machine:
     assert results(machine) == expected
 
 
-def test_predictions_that_may_not_be_put_in_their_place_are_not_lost(machine: Machine) -> None:
+@pytest.mark.parametrize("name", SCORES)
+def test_predictions_that_may_not_be_put_in_their_place_are_not_lost(name: str, machine: Machine) -> None:
     expected = results(machine)
     folder = machine.disk.view(machine.project / "data/predictions/pretrain")
     folder.chmod(0o555)
-    said = "data/predictions/pretrain/evaluate.jsonl: Permission denied; allow it or choose another folder"
-    fails(machine, "evaluate", said, True)
+    said = f"data/predictions/pretrain/{name}.jsonl: Permission denied; allow it or choose another folder"
+    fails(machine, name, said, True)
     folder.chmod(0o755)
-    succeeds(machine, "evaluate")
+    succeeds(machine, name)
     assert results(machine) == expected

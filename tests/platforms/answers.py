@@ -16,6 +16,7 @@ from stages.command import ParityError
 from stages.evidence.digests import write_json
 from stages.platforms import HANDLE, Context, Handle, Receipt, modal, nodus
 from stages.platforms.on_modal import bill as modal_bill
+from stages.platforms.on_modal.calls import answered
 from stages.platforms.on_modal.layout import Try, job_folder
 from stages.platforms.on_modal.store import Store
 from stages.platforms.on_nodus import bill as nodus_bill
@@ -24,7 +25,7 @@ from tests.platforms.modal_kit import SETTINGS
 from tests.platforms.nodus_setup import settings
 
 THEN = "2026-11-30T10:00:00+00:00"
-NODUS, MODAL = "nodus/answers.json", "modal/report.json"
+NODUS, MODAL, ENDED = "nodus/answers.json", "modal/report.json", "modal/ended.json"
 
 
 def job_of(root: Path) -> jobs.Job:
@@ -70,7 +71,7 @@ def lay(root: Path) -> None:
     entry = Try(call="fc-1", started_utc=THEN, ended_utc="2026-11-30T10:01:00+00:00", outcome="succeeded", cache="warm")
     write_json(folder / "attempts/1.json", entry.model_dump())
     shutil.copy(root / "job/job.json", folder)
-    write_json(root / "modal/ended.json", {"status": 0, "line": ""})
+    write_json(root / ENDED, {"status": 0, "line": ""})
 
 
 class Nodus:
@@ -218,3 +219,12 @@ def bills_modal(root: Path) -> None:
     with answering(root):
         found = modal_bill.fetch(job_of(root).id, THEN, [])
     assert found.usd is None or 0 <= found.usd < 10**6
+
+
+def ends_modal(root: Path) -> None:
+    """What the Function on Modal returns, of what can be sent as JSON."""
+    try:
+        result = json.loads((root / ENDED).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ParityError(f"not to be sent: {type(error).__name__}") from None
+    answered(result)
