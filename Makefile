@@ -14,11 +14,13 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Of two at once, the second waits and finds it done.
 setup: $(VENV)/.ready ## make .venv and install what the project needs
 
 $(VENV)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,nodus,s3]'
+	@exec 9<.; flock 9; if [ $@ -nt pyproject.toml ] && [ $@ -nt constraints.txt ]; then exit; fi; set -x; \
+	$(PYTHON) -m venv $(VENV); \
+	python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,nodus,s3]'; \
 	touch $@
 
 repro: setup ## run the pipeline on params.yaml and show its metrics

@@ -3,8 +3,9 @@
     python -m stages.cache [--remote NAME] [--drop]
 
 DVC takes what is once in its cache on trust, and a remote's content too. With `--drop`, what is damaged is removed, and
-`dvc pull` or `dvc repro` brings it back; in a remote, `dvc push` from a clone that has it. Exits with 1 where anything
-is damaged or missing, and with 0 once it was dropped.
+`dvc pull` or `dvc repro` brings it back; in a remote, `dvc push` from a clone that has it. A file of the workspace that
+is neither what `dvc.lock` says nor a copy of a damaged object is dropped only where the cache has what it says. Exits
+with 1 where anything is damaged or missing, with `--drop` where anything damaged is left.
 """
 
 import hashlib
@@ -33,6 +34,23 @@ class Place(NamedTuple):
     remove: Callable[[str], object]
 
 
+class Object(NamedTuple):
+    """A file, or the list of a folder, by the path that `dvc.lock` has for it."""
+
+    path: str
+    md5: str
+    where: str
+    found: str | None  # the MD5 of what is there
+    listing: str | None = None  # where the list of its folder is
+
+    @property
+    def problem(self) -> str | None:
+        if self.found is None:
+            return "missing"
+        named = self.md5.removesuffix(".dir")
+        return None if self.found == named else f"damaged: its MD5 is {self.found}, its name says {self.md5}"
+
+
 class Fault(NamedTuple):
     """An object, or a copy in the workspace, that is not what its digest says."""
 
@@ -55,7 +73,7 @@ def remote(name: str) -> Place:
 
     try:
         found = Repo().cloud.get_remote(name).odb
-    except DvcException as error:
+    except (DvcException, ImportError) as error:  # the latter where the kind of remote needs a plugin
         raise ParityError(f"remote {name}: {first_line(error)}") from None
     return Place(f"the remote {name}", found.oid_to_path, lambda path: found.fs.open(path, "rb"), found.fs.remove)
 
@@ -67,48 +85,61 @@ def md5_of(stream: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def problem(place: Place, path: str, md5: str) -> str | None:
-    """What is wrong with an object; None where it is whole."""
+def md5_at(place: Place, path: str) -> str | None:
+    """The MD5 of an object; None where there is none."""
     try:
         with place.open(path) as stream:
-            found = md5_of(stream)
+            return md5_of(stream)
     except FileNotFoundError:
-        return "missing"
+        return None
     except Exception as error:  # every kind of storage has its own
         if isinstance(error, OSError) and error.filename:
             raise
         raise ParityError(f"{place.name}: {path}: {type(error).__name__}: {first_line(error)}") from error
-    return None if found == md5.removesuffix(".dir") else f"damaged: its MD5 is {found}, its name says {md5}"
 
 
-def objects(place: Place) -> Iterator[tuple[str, str, str | None, str | None]]:
-    """Path, MD5, problem, and the list of the folder it is in, of everything of the workspace's run that DVC keeps."""
+def objects(place: Place) -> Iterator[Object]:
+    """Everything of the workspace's run that DVC keeps; of a folder whose list is not whole, the list alone."""
     for path, md5 in locked(Folder(Path())).outs.items():
         if not path.startswith("data/"):
             continue
         where = place.path(md5)
-        yield path, md5, (wrong := problem(place, where, md5)), None
-        if md5.endswith(".dir") and wrong is None:
+        yield (one := Object(path, md5, where, md5_at(place, where)))
+        if md5.endswith(".dir") and not one.problem:
             with place.open(where) as stream:
                 inner = listed(all_of(stream, where), where)
             for name, digest in inner.items():
-                yield f"{path}/{name}", digest, problem(place, place.path(digest), digest), where
+                at = place.path(digest)
+                yield Object(f"{path}/{name}", digest, at, md5_at(place, at), where)
 
 
 def faults(place: Place, copies: bool) -> Iterator[Fault]:
-    """All that is wrong in a place and, with `copies`, in the workspace."""
-    for path, md5, wrong, listing in objects(place):
-        where = place.path(md5)
-        if wrong:
+    """All that is wrong in a place and, with `copies`, in the workspace; ParityError for a remote with nothing."""
+    held = list(objects(place))
+    if held and not copies and all(one.found is None for one in held):
+        raise ParityError(
+            f"{place.name} has nothing of what dvc.lock names ({held[0].where} and {len(held) - 1} more are missing): "
+            "no such bucket or folder, or nothing was pushed there yet"
+        )
+    for one in held:
+        if one.problem:
             # DVC pushes nothing of a folder whose list a remote has, so there the list goes too.
-            gone = [where] if wrong != "missing" else []
-            gone += [listing] if listing and not copies else []
-            yield Fault(path, where, wrong, gone)
-        if copies and (own := Path(path)).is_file():
+            gone = [one.where] if one.found else []
+            gone += [one.listing] if one.listing and not copies else []
+            yield Fault(one.path, one.where, one.problem, gone)
+        if copies and (own := Path(one.path)).is_file():
             with own.open("rb") as stream:
                 found = md5_of(stream)
-            if found != md5:
-                yield Fault(path, path, f"damaged or edited: its MD5 is {found}, dvc.lock says {md5}", [path])
+            if found != one.md5:
+                yield differing(one, found)
+
+
+def differing(one: Object, found: str) -> Fault:
+    """A copy in the workspace that is not what `dvc.lock` says. It may be newer, and then the only one of its kind."""
+    text = f"damaged or edited: its MD5 is {found}, dvc.lock says {one.md5}"
+    if one.found in (one.md5, found):
+        return Fault(one.path, one.path, text, [one.path])
+    return Fault(one.path, one.path, f"{text}; the cache has no other, so it stays: move it away by hand", [])
 
 
 def main() -> int:
@@ -126,10 +157,13 @@ def main() -> int:
     if not given.drop:
         print("--drop removes what is damaged")
         return 1
-    for path in dict.fromkeys(path for fault in found for path in fault.gone):  # files may share an object
+    gone = list(dict.fromkeys(path for fault in found for path in fault.gone))  # files may share an object
+    for path in gone:
         place.remove(path)
-    print(f"dropped; {AFTER_REMOTE if given.remote else AFTER}")
-    return 0
+    print(f"{'dropped' if gone else 'nothing to drop'}; {AFTER_REMOTE if given.remote else AFTER}")
+    if any(fault.where.endswith(".dir") for fault in found):
+        print("what the list of a folder names was not looked at: run this again after that")
+    return int(any(fault.problem != "missing" and not fault.gone for fault in found))
 
 
 if __name__ == "__main__":

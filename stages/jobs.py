@@ -11,6 +11,7 @@ digest of the worker's code, so the same id means the same work wherever it is d
 import contextlib
 import os
 import shutil
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -247,7 +248,15 @@ MOST_FILES = 10_000  # of an output
 
 
 # Names that Windows takes for devices, whatever their suffix.
-DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    "conin$",
+    "conout$",
+    *(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"),
+}
 
 
 def safe(path: str) -> bool:
@@ -262,8 +271,14 @@ def safe(path: str) -> bool:
         or path == MANIFEST
     ):
         return False
-    parts = [part for part in pure.parts if part.rstrip(" .") == part and part.split(".")[0].casefold() not in DEVICES]
-    return not pure.is_absolute() and bool(parts) and len(parts) == len(pure.parts)
+    named = [part.split(".")[0].rstrip().casefold() for part in pure.parts]
+    trailing = any(part.rstrip(" .") != part for part in pure.parts)
+    return not pure.is_absolute() and bool(named) and not trailing and DEVICES.isdisjoint(named)
+
+
+def folded(path: str) -> str:
+    """A path as a file system that knows neither case nor ways to write an accent keeps it."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def write_manifest(folder: Path, job_id: str) -> None:
@@ -287,8 +302,11 @@ def read_manifest(folder: Path, job_id: str) -> Manifest:
         raise ParityError(f"{path}: more than {MOST_FILES} files")
     if bad := [name for name in manifest.files if not safe(name)]:
         raise ParityError(f"{path}: {bad[0]!r:.80} is no plain path inside the output folder")
-    if len({name.casefold() for name in manifest.files}) != len(manifest.files):
-        raise ParityError(f"{path}: two paths differ only in case")
+    taken = {folded(name) for name in manifest.files}
+    if len(taken) != len(manifest.files):
+        raise ParityError(f"{path}: two paths differ only in case or in how they write an accent")
+    if inside := [name for name in taken if any(str(parent) in taken for parent in PurePosixPath(name).parents)]:
+        raise ParityError(f"{path}: {min(inside)!r:.80} lies in a folder that is a file")
     return manifest
 
 

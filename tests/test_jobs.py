@@ -106,7 +106,7 @@ def test_the_output_of_another_job_is_refused(tmp_path: Path) -> None:
 
 
 HOSTILE = ["../x", "/etc/passwd", "a/../../x", "a//b", "./a", "a\\b", "C:x", "", ".", "a\nb", "a\0b", "manifest.json",
-           "nul", "a/CON.txt", "aux", "x/lpt1", "a ", "b."]  # fmt: skip
+           "nul", "a/CON.txt", "aux", "x/lpt1", "nul .txt", "CONIN$", "com\u00b9.log", "a ", "b."]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", HOSTILE)
@@ -119,11 +119,22 @@ def test_a_manifest_path_that_is_not_plain_is_refused(tmp_path: Path, path: str)
         jobs.read_manifest(out, "0" * 64)
 
 
-def test_paths_that_differ_in_case_alone_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["RESULT.json"], "differ only in case"),
+        (["caf\u00e9", "cafe\u0301"], "in how they write an accent"),
+        (["Caf\u00e9", "cafe\u0301"], "in how they write an accent"),
+        (["result.json/inner"], "'result.json/inner' lies in a folder that is a file"),
+        (["weights", "WEIGHTS/config.json"], "'weights/config.json' lies in a folder that is a file"),
+    ],
+)
+def test_paths_that_some_file_system_cannot_keep_apart_are_refused(tmp_path: Path, more: list[str], said: str) -> None:
     out = sealed(tmp_path / "out")
-    (out / "RESULT.json").write_text("[]")
-    jobs.write_manifest(out, "0" * 64)
-    with pytest.raises(ParityError, match="differ only in case"):
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["files"] |= dict.fromkeys(more, manifest["files"]["result.json"])
+    (out / "manifest.json").write_bytes(canonical(manifest))
+    with pytest.raises(ParityError, match=said):
         jobs.verify(out, "0" * 64)
 
 

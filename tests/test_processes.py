@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from stages import jobs
 from stages.command import ParityError
 from stages.protocol import Protocol, Recipes
 from stages.training.plan import plan
+from stages.training.processes import LOGS, WORKER
 from stages.training.rows import tokenize
 from tests.conftest import ROOT
 from tests.test_training import STEPS, finish, job_folder, kill_at, rows, same, worker
@@ -53,16 +55,38 @@ def test_two_processes_come_to_nearly_the_losses_of_one(
     assert results[0]["tokens"] == results[1]["tokens"]
 
 
-@pytest.mark.parametrize("step", [4, STEPS])
+@pytest.mark.parametrize(
+    ("step", "number"), [(4, signal.SIGKILL), (8, signal.SIGTERM), (STEPS, signal.SIGKILL)], ids=str
+)
 def test_two_processes_killed_and_resumed_leave_the_same_bytes(
-    step: int, undisturbed: Any, embedded: Protocol, rows: Path, tiny_model: Path, tmp_path: Path
+    step: int,
+    number: signal.Signals,
+    undisturbed: Any,
+    embedded: Protocol,
+    rows: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     folder = job_folder(embedded, rows, tiny_model, tmp_path, processes=2)
-    kill_at(folder, f"step {step}/")
+    kill_at(folder, f"step {step}/", number)
     assert processes_of(folder) == []
     resumed = finish(folder)
+    # torch's own cache, one per user, may come into being.
+    assert [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
+    assert not (folder / "state" / LOGS).exists()
     assert resumed["said"].count("resuming from step") == 1
     same(resumed, undisturbed)
+
+
+def test_a_process_whose_worker_is_gone_before_it_began_ends(tmp_path: Path) -> None:
+    environment = os.environ | {WORKER: str(os.getpid()), "LOCAL_RANK": "0"}  # its parent, not its parent's parent
+    command = [sys.executable, "-m", "stages.training.processes", *map(str, [tmp_path] * 3), "cpu"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: the worker ended before its processes began\n")
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -75,15 +75,15 @@ def finish(folder: Path) -> dict[str, Any]:
     }
 
 
-def kill_at(folder: Path, line: str) -> None:
-    """Start the worker and SIGKILL it as soon as it has printed `line`."""
+def kill_at(folder: Path, line: str, number: signal.Signals = signal.SIGKILL) -> None:
+    """Start the worker and send it a signal as soon as it has printed `line`."""
     child = subprocess.Popen(worker(folder), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     for said in child.stdout:
         if said.startswith(line):
-            os.kill(child.pid, signal.SIGKILL)
+            os.kill(child.pid, number)
             break
-    assert child.wait() == -signal.SIGKILL
+    assert child.wait() == (130 if number == signal.SIGTERM else -number)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from stages.evidence.bounds import read_bytes
 from stages.evidence.digests import parse_document
 from stages.jobs import safe
 from stages.layout import HEAL
-from stages.validation import parse_yaml
+from stages.validation import first_line, parse_yaml
 
 MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
 
@@ -34,9 +34,12 @@ def md5_file(path: Path) -> str:
 @lru_cache(maxsize=8)
 def cache_folder(project: Path) -> Path:
     """DVC's cache of a project, which its configuration may have moved."""
-    from dvc.config import Config
+    from dvc.config import Config, ConfigError
 
-    moved = Config(str(project / ".dvc"))["cache"].get("dir") if (project / ".dvc").is_dir() else None
+    try:
+        moved = Config(str(project / ".dvc"))["cache"].get("dir") if (project / ".dvc").is_dir() else None
+    except ConfigError as error:
+        raise ParityError(f".dvc/config: {first_line(error)}") from None
     return (Path(moved) if moved else project / ".dvc" / "cache") / "files" / "md5"
 
 

@@ -6,6 +6,7 @@ GPUs). Process 0 alone writes.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from stages.command import ParityError, die_with_parent
 from stages.evidence.digests import read_json, write_json
 from stages.jobs import PROJECT, Job, read_job
 
-RESULT, LOG = "processes.json", "processes.log"
+RESULT, LOG, LOGS = "processes.json", "processes.log", "processes"
+WORKER = "PARITY_WORKER"  # its process id
 
 
 def launch(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[str, Any]:
@@ -32,10 +34,12 @@ def launch(job: Job, folder: Path, out: Path, state: Path, device: str) -> dict[
     settings |= {"num_machines": 1, "num_processes": count, "main_process_port": 0, "mixed_precision": "no"}
     write_json(state / "accelerate.json", settings)
     line = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(state / "accelerate.json")]
+    line += ["--log_dir", str(state / LOGS)]  # else in the temporary folder, where it would stay
     line += ["-m", "stages.training.processes", *map(str, (folder, out, state)), device]
-    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), WORKER: str(os.getpid())}
     with (state / LOG).open("w") as log:
         status = subprocess.Popen(line, env=environment, stderr=log, preexec_fn=die_with_parent).wait()
+    shutil.rmtree(state / LOGS, ignore_errors=True)
     if status:
         raise ParityError(ended_badly(count, (state / LOG).read_text(errors="replace")))
     return dict(read_json(state / RESULT))
@@ -59,9 +63,17 @@ def ended_badly(count: int, log: str) -> str:
     return f"the {count} training processes ended early; their messages stand above"
 
 
+def orphaned() -> bool:
+    """Whether the launcher, the worker's child, ended before this process had asked to end with it."""
+    status = Path(f"/proc/{os.getppid()}/status")
+    return not status.is_file() or f"\nPPid:\t{os.environ[WORKER]}\n" not in status.read_text()
+
+
 def main() -> None:
     """One of the processes, told by accelerate which one it is."""
     die_with_parent()  # of the launcher; it would not hear of the worker's own end
+    if orphaned():
+        raise ParityError("the worker ended before its processes began")
     import torch
 
     from stages.worker import train_here

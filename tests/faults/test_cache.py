@@ -71,6 +71,54 @@ def test_a_damaged_object_is_named_dropped_and_pulled_again(project: Path, what:
     assert "up to date" in run("dvc", "status", cwd=project).stdout
 
 
+@pytest.mark.faults
+def test_a_newer_file_of_the_workspace_that_nothing_could_bring_back_is_not_dropped(project: Path) -> None:
+    before, path = data(project), WHAT["rows"]
+    damage(kept(project, path), "missing")
+    (project / path).unlink()
+    (project / path).write_text("newer\n")
+    done = stage("cache", "--drop", cwd=project)
+    assert done.returncode == 1
+    assert f"{path}: damaged or edited" in done.stdout
+    assert "it stays: move it away by hand" in done.stdout
+    assert (project / path).read_text() == "newer\n"
+    (project / path).unlink()
+    run("dvc", "pull", cwd=project)
+    assert data(project) == before
+
+
+@pytest.mark.faults
+def test_a_damaged_list_and_a_damaged_file_that_it_names_are_found_one_after_the_other(project: Path) -> None:
+    before, folder = data(project), WHAT["listing"]
+    path = f"{folder}/model.safetensors"
+    damage(kept(project, path), "flipped")
+    damage(kept(project, folder), "cut")
+    said = drop(project)
+    assert f"{folder}: damaged" in said
+    assert f"{path}: " not in said
+    assert "run this again" in said
+    run("dvc", "pull", cwd=project, check=False)
+    assert f"{path}: damaged" in drop(project)
+    run("dvc", "pull", cwd=project)
+    assert data(project) == before
+    assert "every object is what its digest says" in run("python", "-m", "stages.cache", cwd=project).stdout
+
+
+@pytest.mark.parametrize("command", [("cache",), ("cache", "--remote", "store"), ("audit", ".")], ids=" ".join)
+def test_a_broken_configuration_of_dvc_is_said_in_a_line(project: Path, command: tuple[str, ...]) -> None:
+    config = project / ".dvc/config.local"
+    before = config.read_bytes()
+    config.write_bytes(before + b'["oops\n')
+    try:
+        done = stage(*command, cwd=project)
+    finally:
+        config.write_bytes(before)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "Invalid line" in line]
+    assert len(said) == 1, done.stdout + done.stderr  # of an audit, a line among its lines
+
+
 @pytest.mark.parametrize(
     ("target", "path"),
     [

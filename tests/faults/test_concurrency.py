@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stages.evidence import ledger
-from tests.conftest import read, run, stage
+from tests.conftest import ROOT, read, run, stage
 from tests.faults.kit import picture
 from tests.platforms.nodus_setup import Emulator, pointed
 from tests.test_pipeline import commit, ran
@@ -162,6 +162,28 @@ def test_two_repros_in_one_clone(project: Path, tmp_path: Path) -> None:
     assert "up to date" in run("dvc", "status", "evaluate@pretrain", cwd=project).stdout
     assert results(project, *DATA) == results(undisturbed, *DATA)
     run("git", "checkout", "--quiet", ".", cwd=project)
+
+
+# A Python that takes its time to make an environment, whose own Python installs nothing.
+SLOW_PYTHON = """#!/bin/sh
+echo made >> made
+sleep 2
+mkdir -p .venv/bin
+printf '#!/bin/sh\\necho installed >> made' > .venv/bin/python
+chmod +x .venv/bin/python
+"""
+
+
+def test_two_make_setup_in_one_clone_make_one_environment(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "slow").write_text(SLOW_PYTHON)
+    (tmp_path / "slow").chmod(0o755)
+    both = [start(tmp_path, "make", "setup", "PYTHON=./slow") for _ in range(2)]
+    said = [child.communicate()[0] for child in both]
+    assert [child.returncode for child in both] == [0, 0], said
+    assert (tmp_path / "made").read_text().split() == ["made", "installed"]
+    assert (tmp_path / ".venv/.ready").is_file()
 
 
 def test_a_run_while_another_process_holds_dvcs_lock(project: Path) -> None:

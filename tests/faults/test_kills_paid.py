@@ -82,7 +82,7 @@ def test_a_submit_side_on_nodus(point: Point, nodus: Emulator, touched: list[str
     said = answer(side.run())
     assert set(said["files"]) == {"manifest.json", "result.json", "model/config.json", "model/model.safetensors"}
     # A notice cancels what had not ended; a kill without one is taken up. Nothing is ever done twice.
-    assert point.signal == signal.SIGTERM or len(side.jobs) == 1
+    assert len(side.jobs) <= (2 if point.signal == signal.SIGTERM else 1)
     side.ended_well(said)
 
 
@@ -180,7 +180,7 @@ def test_a_submit_side_on_modal(
         assert side.tries() == ["succeeded"]
         assert in_the_fetch(side.place.state, "modal")
     said = answer(side.run())
-    assert point.signal == signal.SIGTERM or side.runs() == 1
+    assert side.runs() <= (2 if point.signal == signal.SIGTERM else 1)
     side.ended_well(said)
 
 

@@ -1,6 +1,7 @@
 """Promise: what was pushed comes back whole, from a folder as from S3; what is not whole or not allowed is said."""
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -289,3 +290,30 @@ def test_wrong_credentials_and_a_missing_bucket_are_said_in_a_line(
     assert re.fullmatch(AFTER, after), done.stderr
     assert done.stdout == ""
     assert "a wrong secret" not in done.stderr
+
+
+NOWHERE = {
+    "missing bucket": ("s3://no-such-bucket/x", "the remote store has nothing of what dvc.lock names"),
+    "unmounted folder": ("/mnt/not-mounted/parity", "the remote store has nothing of what dvc.lock names"),
+    "wrong secret": (None, "PermissionError"),
+    "no plugin": ("gs://bucket/x", "remote store: gs is supported, but requires 'dvc-gs' to be installed"),
+}
+
+
+@pytest.mark.parametrize("drop", [(), ("--drop",)], ids=["", "drop"])
+@pytest.mark.parametrize("name", NOWHERE)
+def test_a_remote_that_cannot_be_looked_at_is_said_in_a_line(
+    name: str, drop: tuple[str, ...], ran: Path, s3: Server, tmp_path: Path
+) -> None:
+    if name == "no plugin" and importlib.util.find_spec("dvc_gs"):
+        pytest.skip("the plugin dvc-gs is installed here")
+    url, said = NOWHERE[name]
+    store = Store("folder" if name == "unmounted folder" else "s3", tmp_path / "nowhere", s3)
+    project = bare(ran, tmp_path / "project")
+    store.use(project, url)
+    environment = store.environment | (WRONG[name][0] if name in WRONG else {})
+    done = stage("cache", "--remote", "store", *drop, cwd=project, env=environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
